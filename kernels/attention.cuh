@@ -52,7 +52,6 @@ __device__ __forceinline__ float slope_of(unsigned head, unsigned heads) {
     return widen(narrow<bf16>(exp2f(step * float(i) / float(power))));
 }
 
-/* The bias of the key at a position. */
 __device__ __forceinline__ float bias_at(float slope, unsigned position) {
     return widen(narrow<bf16>(slope * widen(narrow<bf16>(float(position)))));
 }

@@ -138,7 +138,6 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         __syncwarp();
     }
 
-    /* For int8, begins to load the scales of a share. */
     static __device__ __forceinline__ void load_scales(const djinn_attention_args &a, const Portion &portion,
                                                        LaneScales &scales) {
         if constexpr (IS_INT8<T>) {
@@ -219,7 +218,6 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #endif
     }
 
-    /* Starts the copies of a tile's keys, then of its values. */
     static __device__ __forceinline__ void copy_tile(const djinn_attention_args &a, Shared &shared, const T *const *key) {
         const unsigned warp = threadIdx.x / 32;
         shared.keys[warp].copy(a, key, 0);

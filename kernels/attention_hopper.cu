@@ -58,7 +58,6 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         }
     }
 
-    /* Scales and rounds a warpgroup's queries to shared memory. */
     __device__ __forceinline__ void load_queries(const Unit &unit, unsigned group) {
         constexpr unsigned EACH = GROUP_ROWS * PIECES / 128, AT_ONCE = EACH < 8 ? EACH : 8;
         static_assert(GROUP_ROWS * PIECES % 128 == 0 && EACH % AT_ONCE == 0);
@@ -410,7 +409,6 @@ static HopperTilesChoice choose_tiles(const djinn_attention_args &a) {
                                   : tiles_of<256>(dtype);
 }
 
-/* The most rows of a launch. */
 static uint64_t most_rows(const djinn_attention_args &a) {
     const unsigned splits = most_splits(a, TILED_SPLIT);
     return splits == 1 ? a.rows : rows_that_fit(a, splits);

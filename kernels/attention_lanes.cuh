@@ -317,7 +317,6 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
         return scores[0];
     }
 
-    /* The sum over the warp's groups of LANES lanes. */
     static __device__ __forceinline__ float sum_of_groups(float x) {
 #pragma unroll
         for (unsigned step = LANES; step < 32; step *= 2) {

@@ -25,7 +25,6 @@ struct Fold {
     }
 };
 
-/* Merges the splits of a row and a head, by a warp. */
 __device__ __forceinline__ void merge(const djinn_attention_args &a, const Tiling &part) {
     constexpr unsigned PAIRS = 4, AT_ONCE = 4;
     const unsigned row = part.first_row + blockIdx.x, head = blockIdx.y * (MERGING / 32) + threadIdx.x / 32;

@@ -93,7 +93,6 @@ template <typename Stored, unsigned DIM> struct Tiles {
         }
     }
 
-    /* Extends the warp's rows by a tile of keys and values. */
     static __device__ __forceinline__ void extend(Warp &w, const T (&keys)[TILE][PITCH], const T (&values)[TILE][PITCH],
                                                   unsigned base, float scale) {
         const unsigned lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;

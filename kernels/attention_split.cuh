@@ -215,7 +215,6 @@ template <typename Share> struct Splits {
         return true;
     }
 
-    /* Stores the results of a row and group. */
     static __device__ __forceinline__ void store_whole(const djinn_attention_args &a, const Step &step,
                                                        const Results &results) {
         each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
@@ -225,7 +224,6 @@ template <typename Share> struct Splits {
         });
     }
 
-    /* Merges what the warps found in a split. */
     static __device__ __forceinline__ Result split_of(const typename Share::Shared &share, unsigned h, unsigned at) {
         Result whole;
 #pragma unroll

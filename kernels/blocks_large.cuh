@@ -55,7 +55,6 @@ __device__ __forceinline__ uint2 scales_and_minima(uint4 header, unsigned part) 
             ((part < 2 ? minima : rest >> 4) & low) | (minima >> 2 & high)};
 }
 
-/* The line of a group of 32 columns, from the first four words of its block. */
 __device__ __forceinline__ Line line_of_header(uint4 header, unsigned part, unsigned step) {
     const uint2 pairs = scales_and_minima(header, part);
     const unsigned shift = step / 2 * 16;
@@ -160,7 +159,6 @@ struct PreparedQ4_K {
         rest = half2_sub(half2_neg(half2_fma(less, d, rounded)), lost);
     }
 
-    /* Prepares all parts of a segment. */
     static __device__ __forceinline__ void all(const Segment &segment, PreparedQ4_K (&of)[4]) {
         const uint4 words = *reinterpret_cast<const uint4 *>(segment.shared);
         const Header header(words.x);

@@ -123,7 +123,6 @@ template <unsigned RANKS> struct Chooser : ChooserSearch<RANKS> {
         meet<RANKS>();
     }
 
-    /* Undoes the changes in global memory. */
     __device__ void undo_changes(uint32_t *words, const uint32_t *earlier) {
         uint4 *changes = reinterpret_cast<uint4 *>(words + shared.draw[FIRST_CHANGE]);
         for (unsigned i = rank * CHOOSE_THREADS + threadIdx.x; i < shared.draw[CHANGES]; i += RANKS * CHOOSE_THREADS) {
@@ -301,7 +300,6 @@ __global__ void __launch_bounds__(djinn::CHOOSE_THREADS, 2)
 
 namespace djinn {
 
-/* Launches RANKS blocks a row. */
 template <unsigned RANKS> int choose(const djinn_choose_args &a, void *stream) {
     /* A block's tokens, in whole groups of 4. */
     const unsigned share = (ceil_div(a.vocab, RANKS) + 3) / 4 * 4;

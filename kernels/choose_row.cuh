@@ -99,7 +99,6 @@ template <unsigned RANKS> __device__ __forceinline__ void meet() {
     }
 }
 
-/* A word in the shared memory of the block of that rank. */
 template <unsigned RANKS> __device__ __forceinline__ uint32_t word_at(const uint32_t *word, unsigned rank) {
     if constexpr (RANKS > 1) {
         uint32_t value;
@@ -122,7 +121,6 @@ template <unsigned RANKS, typename T> __device__ __forceinline__ T parcel_at(con
     return unpack<T>(copy);
 }
 
-/* Changes a word in the shared memory of the block of that rank. */
 template <typename Change> __device__ __forceinline__ void change_at(float *word, unsigned rank, Change change) {
     const unsigned at = address_at(shared_address(word), rank);
     float value;
@@ -169,7 +167,6 @@ template <unsigned RANKS> struct ChooserRow {
         return all;
     }
 
-    /* Shows the block's value to the other blocks. */
     template <typename T> __device__ const Parcel &show(T block) {
         Parcel &slot = shared.block[turn];
         turn ^= 1;

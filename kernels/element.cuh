@@ -95,7 +95,6 @@ __device__ __forceinline__ void store_output(float *out, const djinn_rounded &to
     }
 }
 
-/* Two f32, rounded to a pair of T. */
 template <typename T> __device__ __forceinline__ uint32_t pack(float a, float b);
 template <> __device__ __forceinline__ uint32_t pack<f16>(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
@@ -129,7 +128,6 @@ __device__ __forceinline__ unsigned keep(unsigned address) {
     return address;
 }
 
-/* A pointer to an address in shared memory. */
 __device__ __forceinline__ char *shared_at(unsigned address) {
     return static_cast<char *>(__cvta_shared_to_generic(address));
 }
@@ -192,7 +190,6 @@ __device__ __forceinline__ void enter() {
     await_previous();
 }
 
-/* What launchers need to know of a device. */
 struct DeviceFacts {
     unsigned multiprocessors;
     /* Whether it runs code in which kernels of a stream overlap and blocks form clusters (sm_90). */

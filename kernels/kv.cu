@@ -99,7 +99,6 @@ __device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned 
     }
 }
 
-/* Calls `work(row, head)` for the warp's share of rows and heads. */
 template <typename Work> __device__ __forceinline__ void each_head(unsigned rows, unsigned heads, Work work) {
     const unsigned first = blockIdx.x * WARPS + threadIdx.x / 32;
     for (uint64_t i = first; i < uint64_t(rows) * heads; i += uint64_t(gridDim.x) * WARPS) {

@@ -79,7 +79,6 @@ template <typename T> __device__ __forceinline__ size_t value_offset(const djinn
     return kv.kv_heads * plane_of<T>(kv);
 }
 
-/* The key of a position of a sequence. */
 template <typename T>
 __device__ __forceinline__ T *key_at(const djinn_kv_pages &kv, unsigned sequence, unsigned position,
                                      unsigned kv_head) {

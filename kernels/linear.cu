@@ -173,7 +173,6 @@ TensorKernel<Args> tensor_kernel() {
     }
 }
 
-/* Launches a tensor kernel with room for `staged` bytes of x. */
 template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, bool STAGED, typename Args>
 int launch_tensor(const Args &args, const Plan &plan, const Division &division, unsigned staged, void *stream) {
     /* Shared memory and threads do not depend on where the rows are. */

@@ -31,7 +31,6 @@ bool serves_hopper(uint32_t k, uint32_t weight_dtype);
 /* The most rows, or slots of an expert, that linear_hopper.cu takes at once. The workspace holds as many. */
 constexpr unsigned MOST_GROUP = 128;
 
-/* Takes any number of rows. */
 int linear_hopper(const djinn_linear_args &a, void *stream);
 
 /*
@@ -39,7 +38,6 @@ int linear_hopper(const djinn_linear_args &a, void *stream);
  */
 bool is_wide(uint32_t rows, uint32_t n);
 
-/* Takes any number of rows. */
 int linear_wide(const djinn_linear_args &a, void *stream);
 
 /* Takes any number of rows, not gated, after `allow_split` for the dtype. `split_cycles`: the cycles that it should take. */

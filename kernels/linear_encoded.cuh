@@ -123,7 +123,6 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     using Sums = float[PAIRS][TILES][4];
     using Weights = uint2[EACH][4];
 
-    /* Multiplies 16 columns of the units' rows by those of x. */
     static __device__ __forceinline__ void multiply_step(Sums &sums, const Weights &w, unsigned step, unsigned tile, const Four &x) {
 #pragma unroll
         for (unsigned pair = 0; pair < PAIRS; ++pair) {

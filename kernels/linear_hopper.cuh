@@ -53,7 +53,6 @@ template <typename T, bool GATES = false> struct PlainWeight {
 
     static __host__ __device__ __forceinline__ size_t row_bytes(const djinn_linear_args &a) { return sizeof(T) * a.k; }
 
-    /* Bytes of a stage. */
     static __host__ __device__ __forceinline__ unsigned bytes(unsigned share) {
         return (GATED ? UP : 0) + (share + 7) / 8 * 8 * BLOCK_ROW;
     }
@@ -179,7 +178,6 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         return share_of(a, f.share, index, Weight::row_bytes(a));
     }
 
-    /* Computes the products of a warpgroup's rows of a share. */
     __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
         const unsigned bytes = stage_bytes(f.share);
         unsigned last = 0;

@@ -353,7 +353,6 @@ __global__ void __launch_bounds__(LosslessTileProducts<T, N, TILES>::THREADS, 1)
     DJINN_ON_HOPPER(LosslessTileProducts<T, N, TILES>::run(a, maps, f));
 }
 
-/* Clusters that run at once. */
 inline unsigned lossless_clusters() { return all_devices()[current_device()].multiprocessors / 2; }
 
 template <typename T, unsigned N, unsigned TILES>

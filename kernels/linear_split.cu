@@ -89,7 +89,6 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
         }
     }
 
-    /* Computes the partial sum of a warpgroup's rows. */
     __device__ __forceinline__ void multiply(float (&sums)[EACH][N / 2], unsigned group, unsigned lane) {
         unsigned at = 0, parity = 0, last = 0;
 #pragma unroll 1

@@ -34,7 +34,6 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         return row * CHUNKS + (chunk ^ row % 4 * 2);
     }
 
-    /* Copies a warp's pieces, unit by unit and run by run. */
     struct Fetcher {
         /* The lane's places in the ring's first piece. */
         unsigned to[COPIES];

@@ -250,7 +250,6 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         }
     }
 
-    /* Waits for all products. */
     __device__ __forceinline__ void finish(Progress &at, unsigned lane) {
         wait_products<0>();
         if (at.last != STAGES) {
