@@ -68,7 +68,8 @@ pub struct DeviceInfo {
     /// Whether `linear` is batch-invariant for any number of rows if the weight is f16 or bf16 with rows of a multiple
     /// of 64 elements.
     pub wide_products: bool,
-    /// `attention` is batch-invariant for up to this many adjacent rows of one sequence.
+    /// `attention` is batch-invariant for up to this many adjacent rows of one sequence. A row in a longer run has the same
+    /// bits in every longer run.
     pub batch_invariant_run: u32,
     /// Encodings of matrices that the device computes from directly, besides plain elements, in `linear`,
     /// `expert_linear` and `embed`.

@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 64] = named![
+    let checks: [Check<D>; 65] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -90,6 +90,7 @@ pub(super) fn each_op<D: Ops>(
         attention::matches_the_reference,
         attention::is_batch_invariant,
         attention::keeps_sequences_apart,
+        attention::divides_long_runs,
         attention::takes_long_contexts,
         attention::reads_what_copies_put_there,
         attention::is_read_by_a_product_alone,

@@ -278,6 +278,22 @@ pub(super) fn keeps_sequences_apart<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Rows of a run that is longer than `batch_invariant_run` have the bits that they have in a part of it that is, too, wherever
+/// the part begins.
+pub(super) fn divides_long_runs<D: Ops>(rig: &mut Rig<D>) {
+    let parts = [(0, 33), (33, 64), (97, 203), (12, 41), (40, 260)];
+    for shape in shapes().chain(int8_shapes(rig).take(1)) {
+        for (window, alibi) in [(None, false), (Some(50), false), (None, true)] {
+            let scores = Scores { window, alibi, ..shape.scores() };
+            for first in [0, 4000] {
+                let batch = Batch::new(rig, shape, &[(first, 300), (7, 1)], scores);
+                let all = rig.output((0, batch.rows()), &batch.part());
+                rig.parts_of(&all, &batch.name(), batch.rows(), &parts, batch.part());
+            }
+        }
+    }
+}
+
 /// Contexts of several thousand positions, on both sides of where a device may cut them: against the reference, and
 /// each sequence's rows with the bits that they have alone.
 pub(super) fn takes_long_contexts<D: Ops>(rig: &mut Rig<D>) {
