@@ -1,6 +1,7 @@
 //! Test beds: what executes the plans of a run, and what was seen of it.
 
 use super::map::{Seen, Watched};
+use super::results::StepShares;
 use anyhow::Result;
 use djinn_scheduler::sim::{Oracle, Profile, Report, RunSpan, SimBackend, Workload};
 use djinn_scheduler::{Capacity, Scheduler, Virtual, drive};
@@ -26,6 +27,8 @@ pub(super) struct Ran {
     pub(super) seen: Seen,
     /// Copies within the measured span that the device timed.
     pub(super) swaps: Vec<Swap>,
+    /// How a device's steps followed one another; `None` if they were simulated, or the device has no clock.
+    pub(super) steps: Option<StepShares>,
 }
 
 /// What runs are driven on.
@@ -63,6 +66,6 @@ impl Bed for SimBed {
         let mut backend = Watched::new(SimBackend::new(self.profile.clone())?, span);
         let report = drive(scheduler, &mut backend, &mut Virtual::default(), workload, span, Some(oracle));
         let (_, seen) = backend.into_parts();
-        Ok(Ran { report, seen, swaps: vec![] })
+        Ok(Ran { report, seen, swaps: vec![], steps: None })
     }
 }

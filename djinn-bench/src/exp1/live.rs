@@ -2,6 +2,7 @@
 
 use super::bed::{Bed, Ran, Swap};
 use super::map::Watched;
+use super::results::StepShares;
 use anyhow::{Context, Result};
 use djinn_device::Ops;
 use djinn_engine::{Batcher, Engine, Origin, Turn};
@@ -40,7 +41,7 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
         oracle: &Oracle,
     ) -> Result<Ran> {
         let engine = self.engine.take().context("the engine did not come back from an earlier run")?;
-        let before = engine.swap_stats();
+        let (before, replayed) = (engine.swap_stats(), engine.replayed_passes());
         let live = Live::new(Batcher::new(engine)?, self.seed, workload.shared(), span.warm_up);
         let mut backend = Watched::new(live, span).telling();
         let mut clock = WallClock::default();
@@ -48,6 +49,8 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
         let (live, seen) = backend.into_parts();
         // Plans count pages; those that the host has unchanged leave without a copy.
         let after = live.batcher.engine().swap_stats();
+        let replayed = live.batcher.engine().replayed_passes() - replayed;
+        let steps = StepShares::of(&live.batcher.device_times(), replayed);
         report.bytes_out = after.out.bytes - before.out.bytes;
         report.bytes_in = after.back.bytes - before.back.bytes;
         self.engine = match live.batcher.into_engine() {
@@ -56,7 +59,7 @@ impl<D: Ops + Send> Bed for LiveBed<D> {
             Err(_) if report.failure.is_some() => None,
             Err(error) => return Err(error.into()),
         };
-        Ok(Ran { report, seen, swaps: live.swaps })
+        Ok(Ran { report, seen, swaps: live.swaps, steps })
     }
 }
 

@@ -6,6 +6,7 @@ mod tests;
 use super::bed::{Ran, Swap};
 use super::map::{Map, Seen};
 use super::rows;
+use djinn_engine::DeviceTimes;
 use djinn_scheduler::Capacity;
 use djinn_scheduler::sim::{Profile, Report, percentile};
 use djinn_vmu::Direction;
@@ -86,6 +87,27 @@ pub(crate) struct Signals {
     pub(crate) free_ms: Option<Spread>,
 }
 
+/// How a device's steps followed one another, from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StepShares {
+    /// The device's time between a step and the next one of the same sessions, of this and the time in steps.
+    pub(crate) idle: f64,
+    /// Steps that were enqueued while the previous one was under way.
+    pub(crate) ahead: f64,
+    /// Steps that were replayed from a capture.
+    pub(crate) replayed: f64,
+}
+
+impl StepShares {
+    /// `None` without steps that the device timed.
+    pub(super) fn of(times: &DeviceTimes, replayed: u64) -> Option<Self> {
+        let share = |steps: u64| steps as f64 / times.steps as f64;
+        let shares =
+            StepShares { idle: times.idle_share(), ahead: share(times.ahead), replayed: share(replayed) };
+        (times.steps > 0).then_some(shares)
+    }
+}
+
 /// The same run in the simulator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Simulated {
@@ -137,6 +159,7 @@ pub(crate) struct Row {
     pub(crate) steps: u64,
     /// Sessions that decode in a step, on average.
     pub(crate) mean_decodes: f64,
+    pub(crate) step_shares: Option<StepShares>,
     pub(crate) signals: Signals,
     pub(crate) simulated: Option<Simulated>,
     /// Every turn of the measured span: session; when it was asked for; queue, restore, prefill, decode (all in
@@ -229,7 +252,7 @@ impl Simulated {
 
 impl Row {
     pub(super) fn of(policy: &str, ran: Ran) -> Self {
-        let Ran { report, seen: Seen { map, admitted }, swaps } = ran;
+        let Ran { report, seen: Seen { map, admitted }, swaps, steps } = ran;
         let sum = |direction| gbps(swaps.iter().filter(|swap| swap.direction == direction));
         Row {
             policy: policy.to_owned(),
@@ -257,6 +280,7 @@ impl Row {
             found: Some(report.found),
             steps: report.steps,
             mean_decodes: report.mean_decodes(),
+            step_shares: steps,
             signals: signals(&report, &swaps),
             simulated: None,
             turn_samples: turn_samples(&report),

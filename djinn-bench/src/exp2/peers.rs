@@ -19,6 +19,7 @@ const SCRIPTS: &[(&str, &str)] = &[
 const MODELS: &[(&str, &str)] = &[
     ("synthetic:tiny", "tiny"),
     ("synthetic:llama-2-7b", "7b"),
+    ("synthetic:llama-3.1-8b", "8b"),
     ("synthetic:llama-2-13b", "13b"),
     ("synthetic:llama-2-70b", "70b"),
 ];
@@ -46,7 +47,9 @@ impl Peers {
         script: &str,
         runs: u32,
     ) -> Result<Command, String> {
-        let Some((_, model)) = MODELS.iter().find(|(name, _)| *name == args.model) else {
+        // Layers that share weights (`?distinct=8`) have the same shapes.
+        let shapes = args.model.split('?').next();
+        let Some((_, model)) = MODELS.iter().find(|(name, _)| Some(*name) == shapes) else {
             let known: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
             return Err(format!("the peers know {}, not {}", known.join(", "), args.model));
         };

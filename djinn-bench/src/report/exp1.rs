@@ -23,6 +23,13 @@ pub(crate) fn exp1(document: &Document<Exp1>) -> String {
     for row in rows.iter().filter(|row| row.failure.is_some()) {
         text += &format!("\n{}: {}.\n", row.policy, row.failure.as_deref().unwrap_or_default());
     }
+    for (policy, steps) in rows.iter().filter_map(|row| Some((&row.policy, row.step_shares?))) {
+        let [idle, ahead, replayed] = [steps.idle, steps.ahead, steps.replayed].map(|share| share * 100.0);
+        text += &format!(
+            "\n{policy}: the device idles between steps for {idle:.2} % of the time; {ahead:.1} % of the steps are \
+             enqueued ahead, {replayed:.1} % replayed.\n"
+        );
+    }
     text += &format!(
         "\n### Turn latency\n\n{}",
         latencies(rows.iter().map(|row| (row.policy.clone(), &row.p50, &row.p99)))
