@@ -580,7 +580,7 @@ def main():
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": args.commit,
-        "machine": "one H200 machine",
+        "machine": results.machine(torch.cuda.get_device_name()),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "command": "scripts/bench_attention.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),

@@ -275,7 +275,7 @@ def main():
     gpu = torch.cuda.get_device_name()
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "scripts/bench_choose.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
+    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
     report += f"{checked} rows of {VOCAB} logits checked, {len(failures)} failures. Microseconds by rows:\n\n"
     report += results.table(1, ["choice", *ROWS], lines)
     results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "checked": checked, "us": lines}, report)

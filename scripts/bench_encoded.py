@@ -311,7 +311,7 @@ def main():
     rows = [(name, rows, f"{p:.1f}", f"{r:.2f}", f"{e:.1f}", f"{er:.2f}", f"{x:.2f}") for name, rows, p, r, e, er, x in lines]
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "scripts/bench_encoded.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
+    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
     report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(2, head, rows)
     results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "cases": cases}, report)
     sys.exit(bool(failures))

@@ -213,7 +213,7 @@ def main():
         del chains
     print(*failures, sep="\n")
     gpu, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: us for a layer\n\n" + results.table(1, head, lines)
+    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: us for a layer\n\n" + results.table(1, head, lines)
     results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures}, report)
     raise SystemExit(bool(failures))
 

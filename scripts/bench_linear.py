@@ -281,7 +281,7 @@ def main():
     ]
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "scripts/bench_linear.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"one H200 machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
+    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
     report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(1, head, rows)
     gated = [(model, rows, f"{once:.1f}", f"{steps:.1f}") for model, rows, once, steps in gates]
     report += "\ngate_up with silu and rounding:\n\n" + results.table(1, ["model", "rows", "us", "in three steps, us"], gated)

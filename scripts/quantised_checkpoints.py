@@ -49,7 +49,7 @@ def main():
     head = ["checkpoint", "error, as stored", "error, decoded to 16 bits", "apart", "streamed: equal bits"]
     failures = [row["checkpoint"] for row in rows if not row["apart"] <= MOST_APART or not row["streaming_equal"]]
     facts = {"commit": commit(args.djinn), "gpu": nvidia("name"), "driver": nvidia("driver_version"), "rows": rows, "failures": failures}
-    report = f"one H200 machine, commit {facts['commit']}\n\n" + results.table(1, head, lines)
+    report = f"{results.machine(facts['gpu'])}, commit {facts['commit']}\n\n" + results.table(1, head, lines)
     results.write(args.json, facts, report)
     print(report)
     raise SystemExit(bool(failures))

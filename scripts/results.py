@@ -13,3 +13,8 @@ def table(left, head, rows):
     text = [f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines]
     rule = f"|{'|'.join('---' if i < left else '--:' for i in range(len(head)))}|\n"
     return "".join([text[0], rule, *text[1:]])
+
+
+def machine(gpu):
+    """What a report calls the machine of a GPU, e.g. "NVIDIA H200"."""
+    return f"one {gpu.removeprefix('NVIDIA ').split()[0]} machine"
