@@ -7,8 +7,8 @@
  *
  * The method is that of FlashAttention-3 (Shah et al., 2024). A producer warpgroup copies keys and values to shared memory.
  * Two consumer warpgroups multiply 64 rows each; they compute the weights of one tile of keys while the tile before is
- * multiplied with its values. A block's rows are query rows times up to 8 heads that share a key head, so that these share
- * the copies.
+ * multiplied with its values, and start products in turns. A block's rows are query rows times up to 8 heads that share a
+ * key head, so that these share the copies.
  *
  * The context is cut every TILED_SPLIT positions, and tiles of keys start at multiples of KEYS, both from position 0 on. A
  * tile that a row does not see changes none of its bits. A row's results of several splits are merged in order of position
@@ -96,6 +96,17 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
 
     static __device__ __forceinline__ void sync_group(unsigned group) {
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+    }
+
+    /*
+     * The two warpgroups start the products of their tiles in turns: one computes weights while the other's products run.
+     * Both have the same number of tiles. The second lets the first begin.
+     */
+    static __device__ __forceinline__ void await_turn(unsigned group) {
+        asm volatile("bar.sync %0, 256;" ::"r"(group + 3) : "memory");
+    }
+    static __device__ __forceinline__ void end_turn(unsigned group) {
+        asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory");
     }
 
     __device__ __forceinline__ void await_keys(unsigned tile) {
@@ -246,6 +257,7 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
     /* What a warpgroup's rows find from position `begin` on and before `end`. `meanwhile` runs beside the last products. */
     template <typename Meanwhile>
     __device__ __forceinline__ void extend(Rows &r, unsigned begin, unsigned end, uint64_t queries, Meanwhile meanwhile) {
+        const unsigned group = threadIdx.x / 128;
         uint32_t weights[KEYS / 16][4];
         float scores[KEYS / 2], keep[2];
         unsigned tile = begin / KEYS;
@@ -266,8 +278,10 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
             await_keys(count);
         }
         for (++tile; tile * KEYS < end; ++tile, ++count) {
+            await_turn(group);
             multiply_keys(scores, queries);
             multiply_values(r, weights);
+            end_turn(group);
             wait_products<1>();
             const bool less = end_keys(r, scores, keep, tile);
             /* Stands between the weights and the wait for values, so that neither is moved across it. */
@@ -354,6 +368,10 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY_REGISTERS));
             HopperTiles work(a, part, shared, barriers);
+            const unsigned group = threadIdx.x / 128;
+            if (group == 1) {
+                end_turn(group);
+            }
             for (unsigned index = blockIdx.x; index < units; index += gridDim.x) {
                 work.compute(Unit(a, part, order, index));
             }
