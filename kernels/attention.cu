@@ -6,9 +6,9 @@
  *
  * The context is cut every SPLIT positions, from position 0 on, and SPAN splits are a span. Each split gives a maximum, a
  * sum and a vector for each head. Splits are merged in order, and then spans: by one block or, if they are spread over
- * blocks, by the last of these to end, with the same arithmetic. Within a split each warp takes an equal share of the
- * positions, and the shares' results are added in order. So the result depends on neither the batch nor the workspace.
- * Splits and tiles before a row's window are left out.
+ * blocks, by the last of these to end, with the same arithmetic. If rows are few and have many units, the last blocks to end
+ * merge a head each. Within a split each warp takes an equal share of the positions, and the shares' results are added in
+ * order. So the result depends on neither the batch nor the workspace. Splits and tiles before a row's window are left out.
  *
  * Warps meet only at the end of a split, with the first keys and values of the next in flight. The warps of several blocks
  * fill a multiprocessor, and keep the memory busy while some blocks begin or end.

@@ -14,6 +14,9 @@ constexpr unsigned SPLIT = 256, SPAN = 4;
 /* Rows of up to this many splits hand them over one by one: the block that merges them then has little to do. */
 constexpr unsigned FEW_SPLITS = 16;
 
+/* If different blocks merge the heads of a group: up to this many splits for each block are handed over one by one. */
+constexpr unsigned MANY_SPLITS = 6;
+
 /* The most groups (rows times groups of heads) whose ended units can be counted. */
 constexpr unsigned MOST_GROUPS = 1 << 14;
 
@@ -23,7 +26,7 @@ struct Part {
     unsigned shared_by, groups, per_row;
     /* Units whose partial results fit the workspace. */
     unsigned slots;
-    /* With fewer spans than this, much of the device would be idle. */
+    /* The multiprocessors: with fewer spans than this, much of the device would be idle. */
     unsigned enough;
     /* Whether rows in long runs are left to the tiled path. */
     bool skip_runs;
@@ -37,6 +40,10 @@ struct Cut {
     unsigned in_turn;
     /* Units of all rows. */
     unsigned units;
+    /* Whether heads of groups with more than FEW_SPLITS units are merged by different blocks. */
+    bool by_head;
+
+    __device__ __forceinline__ bool is_by_head(unsigned units_of_row) const { return by_head && units_of_row > FEW_SPLITS; }
 };
 
 /* A split of a block's stretch. A stretch is successive units of a row and a group. */
@@ -53,15 +60,15 @@ struct Step {
     /* The stretch's splits, `first .. end`, and the current one. */
     unsigned first, split, end;
 
-    /* Whether other stretches have units of the row and group. */
-    __device__ __forceinline__ bool is_part() const { return to - from != units; }
+    /* Whether other stretches have units of the row and group, or other blocks merge them. */
+    __device__ __forceinline__ bool is_part(const Cut &cut) const { return to - from != units || cut.is_by_head(units); }
 };
 
 /*
- * Chooses the units: one split each if rows have few splits or there are few spans, else a span. Or all that a row sees, if
- * blocks then have about as much to do, or if the workspace has no room for parts.
+ * Chooses the units: one split each if rows have few splits, there are few spans, or different blocks merge the heads, else a
+ * span. Or all that a row sees, if blocks then have about as much to do, or if the workspace has no room for parts.
  */
-__device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
+template <unsigned HEADS> __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
     unsigned spans = 0, most_spans = 0, splits = 0, most_splits = 0;
     for (unsigned row = threadIdx.x % 32; row < a.rows; row += 32) {
         const unsigned position = a.positions[row], first = first_seen(a, position);
@@ -82,17 +89,22 @@ __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part 
         return units * part.per_row <= part.slots;
     };
     const bool few = uint64_t(spans) * part.per_row < part.enough;
-    const Cut whole = {31, part.skip_runs ? 1u : 0u, a.rows};
+    const Cut whole = {31, part.skip_runs ? 1u : 0u, a.rows, false};
     if (!part.skip_runs && splits * part.per_row > gridDim.x && a.rows * part.per_row <= gridDim.x) {
         /* At most, a block then has all of a row; handing over parts takes about as long as a split. */
         if (most_splits <= (splits * part.per_row + gridDim.x - 1) / gridDim.x + 1) {
             return whole;
         }
     }
-    if (fits(splits, most_splits) && (few || (!part.skip_runs && most_splits <= FEW_SPLITS))) {
-        return {0, part.skip_runs ? most_splits : 0, splits};
+    /* One head is merged at once anyway. Blocks that wait to merge a head are fewer than run at once. */
+    const unsigned merges = a.rows * part.per_row * HEADS;
+    const bool by_head = HEADS > 1 && !part.skip_runs && most_splits > FEW_SPLITS && merges < part.enough &&
+                         merges <= min(gridDim.x, spans * part.per_row);
+    const bool handed_over = most_splits <= FEW_SPLITS || (by_head && splits * part.per_row <= MANY_SPLITS * gridDim.x);
+    if (fits(splits, most_splits) && (few || (!part.skip_runs && handed_over))) {
+        return {0, part.skip_runs ? most_splits : 0, splits, by_head};
     }
-    return fits(spans, most_spans) ? Cut{2, part.skip_runs ? most_spans : 0, spans} : whole;
+    return fits(spans, most_spans) ? Cut{2, part.skip_runs ? most_spans : 0, spans, by_head} : whole;
 }
 
 /* The first unit of a row at `position`, and the number of its units. */

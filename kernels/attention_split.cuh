@@ -4,35 +4,18 @@
 #ifndef DJINN_ATTENTION_SPLIT_CUH
 #define DJINN_ATTENTION_SPLIT_CUH
 
-#include "attention_deal.cuh"
+#include "attention_fold.cuh"
 
 #include <type_traits>
 
 namespace djinn {
 
-/* Units of each group that were handed over. It is zero between launches, which take turns. */
-__device__ unsigned ended[MOST_GROUPS];
-
-/* Partial results of units: first the maximum and sum of each head, then the vector of each. */
-struct Slots {
-    float2 *facts;
-    float *vectors;
-    unsigned heads, dim;
-
-    /* Bytes of a unit of `heads` heads. */
-    static __host__ __device__ __forceinline__ unsigned bytes(unsigned heads, unsigned dim) {
-        return heads * (dim + 2) * sizeof(float);
-    }
-    __device__ __forceinline__ Slots(const djinn_attention_args &a, const Part &part, unsigned heads)
-        : heads(heads), dim(a.kv.head_dim) {
-        /* Vectors begin at a multiple of 32 bytes. */
-        const size_t count = (size_t(part.slots) * heads + 3) / 4 * 4;
-        facts = reinterpret_cast<float2 *>(a.workspace);
-        vectors = a.workspace + 2 * count;
-    }
-    __device__ __forceinline__ size_t at(unsigned unit, unsigned head) const { return size_t(unit) * heads + head; }
-    __device__ __forceinline__ float *vector(size_t at) const { return vectors + at * dim; }
-};
+/*
+ * Units of each group that were handed over, and above them its heads that different blocks merged; and the blocks that took
+ * all their units. They are zero between launches, which take turns.
+ */
+__device__ unsigned ended[MOST_GROUPS], done;
+constexpr unsigned MERGED = 1u << 24;
 
 /*
  * The sum of weights, and the weighted sum of an element, over some positions; none at first. A score of `top` has weight
@@ -89,7 +72,7 @@ template <typename Share> struct Splits {
          */
         bool some = !part.skip_runs || !is_one_run(a);
         if (some) {
-            cut = cut_of(a, part);
+            cut = cut_of<HEADS>(a, part);
             some = cut.in_turn == 0 ? begin_range<HEADS>(a, part, cut, *here)
                                     : find<HEADS>(a, part, cut, blockIdx.x, *here);
         }
@@ -115,11 +98,11 @@ template <typename Share> struct Splits {
             Share::take(a, shared.share, query, ahead, portion_of(a, *here), goes_on, portion_of(a, *next));
             __syncthreads();
             add_split(a, part, cut, shared, *here, results);
-            if (here->split + 1 == here->end && (!here->is_part() || is_merged(a, part, cut, shared, *here, results))) {
+            if (here->split + 1 == here->end && (!here->is_part(cut) || is_merged(a, part, cut, shared, *here, results))) {
                 store_whole(a, *here, results);
             }
             if (!more) {
-                return;
+                break;
             }
             if (!goes_on) {
                 Share::find(a, shared.share, ahead, portion_of(a, *next));
@@ -128,6 +111,11 @@ template <typename Share> struct Splits {
             Step *const before = here;
             here = next;
             next = before;
+        }
+        if constexpr (HEADS > 1) {
+            if (cut.by_head) {
+                merge_head(a, part, cut, shared);
+            }
         }
     }
 
@@ -182,7 +170,7 @@ template <typename Share> struct Splits {
     static __device__ __forceinline__ void add_split(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                      const Shared &shared, const Step &step, Results &results) {
         const unsigned next = step.split + 1;
-        const bool hands_over = step.is_part() && (next == step.end || (next & ((1u << cut.shift) - 1)) == 0);
+        const bool hands_over = step.is_part(cut) && (next == step.end || (next & ((1u << cut.shift) - 1)) == 0);
         const bool ends_span = hands_over || next == step.end || next % SPAN == 0;
         const unsigned unit = (step.split >> cut.shift) - first_unit(a, cut, step.length - 1);
         const Slots slots(a, part, HEADS);
@@ -204,15 +192,74 @@ template <typename Share> struct Splits {
         });
     }
 
-    /* Whether a stretch is the last one of a row and group to be handed over. If so, merges all. */
+    /* Whether a stretch is the last one of a row and group to be handed over. If so, merges all, unless others do. */
     static __device__ __forceinline__ bool is_merged(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                      Shared &shared, const Step &step, Results &results) {
-        if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, step.units)) {
+        using Merge = djinn::Merge<HEADS, DIM, THREADS, AT_END, sizeof(Share::Shared::part), false>;
+        const bool by_head = HEADS > 1 && cut.is_by_head(step.units);
+        if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, by_head ? ~0u : step.units)) {
             return false;
         }
         const Slots slots(a, part, HEADS);
-        merge_units(slots, cut, shared, step.slot, step.heads, first_unit(a, cut, step.length - 1), step.units, results);
+        float whole[OUTPUTS] = {}, sum[OUTPUTS] = {};
+        Merge::run(slots, cut, shared.share.part, step.slot, 0, step.heads, first_unit(a, cut, step.length - 1), step.units,
+                   whole, sum);
+#pragma unroll
+        for (unsigned o = 0; o < OUTPUTS; ++o) {
+            results.whole[o].sum = sum[o], results.whole[o].x = whole[o];
+        }
         return true;
+    }
+
+    /*
+     * Called by a block that took all its units. The last blocks to be done merge a head each, and wait until all units of
+     * the head's group are there. They are fewer than the device runs at once, so others end meanwhile.
+     */
+    static __device__ __forceinline__ void merge_head(const djinn_attention_args &a, const Part &part, const Cut &cut,
+                                                      Shared &shared) {
+        constexpr unsigned EACH = (DIM + THREADS - 1) / THREADS;
+        using Merge = djinn::Merge<1, DIM, THREADS, 32 / EACH, sizeof(Share::Shared::part), true>;
+        const unsigned heads = a.rows * part.per_row * HEADS, blocks = min(gridDim.x, cut.units * part.per_row);
+        const unsigned number = count_one(done, blocks) + heads - blocks;
+        if (number >= heads) {
+            return;
+        }
+        const unsigned group = number / HEADS, h = number - group * HEADS, row = group / part.per_row;
+        const unsigned units = units_of(a, cut, a.positions[row]), which = group - row * part.per_row;
+        if (!cut.is_by_head(units)) {
+            return;
+        }
+        const unsigned kv_head = which / part.groups, in_key = (which - kv_head * part.groups) * HEADS + h;
+        if (in_key < part.shared_by) {
+            if (threadIdx.x == 0) {
+                unsigned found;
+                do {
+                    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(&ended[group]) : "memory");
+                } while (found % MERGED < units);
+            }
+            __syncthreads();
+            unsigned slot = 0;
+            for (unsigned before = 0; before < row; ++before) {
+                slot += units_of(a, cut, a.positions[before]);
+            }
+            const Slots slots(a, part, HEADS);
+            float whole[EACH] = {}, sum[EACH] = {};
+            Merge::run(slots, cut, shared.share.part, slot * part.per_row + which * units, h, 1,
+                       first_unit(a, cut, a.positions[row]), units, whole, sum);
+            const size_t to = (size_t(row) * a.heads + kv_head * part.shared_by + in_key) * a.kv.head_dim;
+#pragma unroll
+            for (unsigned o = 0; o < EACH; ++o) {
+                const unsigned element = o * THREADS + threadIdx.x;
+                if (element < a.kv.head_dim) {
+                    const Pack<float, 1> x{__fdiv_rn(whole[o], sum[o])};
+                    store_output(a.out, a.rounded, to + element, x);
+                }
+            }
+            __syncthreads();
+        }
+        if (threadIdx.x == 0 && atomicAdd(&ended[group], MERGED) / MERGED + 1 == HEADS) {
+            ended[group] = 0;
+        }
     }
 
     static __device__ __forceinline__ void store_whole(const djinn_attention_args &a, const Step &step,
@@ -239,122 +286,17 @@ template <typename Share> struct Splits {
         return whole;
     }
 
-    /*
-     * How a head's units are merged: the factors of what their span has so far and of the unit, then the same for spans. A
-     * thread then does only products and sums for each of its elements.
-     */
-    struct Fold {
-        float keep, take, keep_span, take_span;
-    };
-    /* Units whose factors and sums are in shared memory at once. */
-    static constexpr unsigned FOLDS = sizeof(Share::Shared::part) / (sizeof(Fold) + sizeof(float)) / HEADS / 32 * 32;
-    struct Folds {
-        Fold fold[HEADS][FOLDS];
-        float sum[HEADS][FOLDS];
-    };
-
-    /*
-     * Computes the factors of FOLDS units of each head from number `first` on, which is less than `count`. Numbers count
-     * from the start of the first unit's span, which is `lead` units before it. `tops` are the maxima of a warp's heads so
-     * far.
-     */
-    static __device__ __forceinline__ void fold_units(const Slots &slots, const Cut &cut, Folds &folds, unsigned slot,
-                                                      unsigned heads, unsigned first, unsigned count, unsigned lead,
-                                                      float (&tops)[(HEADS + WARPS - 1) / WARPS]) {
-        const unsigned lane = threadIdx.x % 32;
-        const unsigned width = cut.shift == 0 ? SPAN : 1;
-#pragma unroll
-        for (unsigned i = 0; i < (HEADS + WARPS - 1) / WARPS; ++i) {
-            const unsigned head = threadIdx.x / 32 + i * WARPS;
-#pragma unroll 1
-            for (unsigned at = 0; at < FOLDS && first + at < count && head < heads; at += 32) {
-                const unsigned number = first + at + lane;
-                const bool is = number >= lead && number < count;
-                const float2 none = {-INFINITY, 0};
-                const float2 fact = is ? __ldcg(slots.facts + slots.at(slot + number - lead, head)) : none;
-                float before = -INFINITY, span = fact.x;
-                if (width == SPAN) {
-#pragma unroll
-                    for (unsigned by = 1; by < SPAN; ++by) {
-                        const float other = __shfl_up_sync(0xffffffffu, fact.x, by);
-                        before = lane % SPAN >= by ? fmaxf(before, other) : before;
-                    }
-#pragma unroll
-                    for (unsigned by = 1; by < SPAN; by *= 2) {
-                        span = fmaxf(span, __shfl_xor_sync(0xffffffffu, span, by));
-                    }
-                }
-                float all = span;
-                for (unsigned by = width; by < 32; by *= 2) {
-                    const float other = __shfl_up_sync(0xffffffffu, all, by);
-                    all = lane >= by ? fmaxf(all, other) : all;
-                }
-                float spans = __shfl_up_sync(0xffffffffu, all, width);
-                spans = fmaxf(lane >= width ? spans : -INFINITY, tops[i]);
-                tops[i] = fmaxf(tops[i], __shfl_sync(0xffffffffu, all, 31));
-                const float both = fmaxf(before, fact.x), both_spans = fmaxf(spans, span);
-                folds.fold[head][at + lane] = {power_of_two(before - both), power_of_two(fact.x - both),
-                                               power_of_two(spans - both_spans), power_of_two(span - both_spans)};
-                folds.sum[head][at + lane] = fact.y;
+    /* Counts a block, and returns how many were counted before. The last one of `all` sets the count to zero. */
+    static __device__ __forceinline__ unsigned count_one(unsigned &count, unsigned all) {
+        __shared__ unsigned before;
+        if (threadIdx.x == 0) {
+            before = atomicAdd(&count, 1);
+            if (before + 1 == all) {
+                count = 0;
             }
         }
-    }
-
-    /* Merges the partial results of a row, in the order in which one block alone would. `start` is its first unit. */
-    static __device__ __forceinline__ void merge_units(const Slots &slots, const Cut &cut, Shared &shared, unsigned slot,
-                                                       unsigned heads, unsigned start, unsigned units, Results &results) {
-        Folds &folds = *reinterpret_cast<Folds *>(shared.share.part);
-        static_assert(FOLDS > 0 && FOLDS % AT_END == 0 && sizeof(Folds) <= sizeof(shared.share.part));
-        const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
-        float tops[(HEADS + WARPS - 1) / WARPS];
-#pragma unroll
-        for (float &top : tops) {
-            top = -INFINITY;
-        }
-        float span[OUTPUTS] = {}, span_sum[OUTPUTS] = {}, whole[OUTPUTS] = {}, sum[OUTPUTS] = {};
-#pragma unroll 1
-        for (unsigned first = 0; first < count; first += AT_END) {
-            /* All loads start before any is used. They bypass L1, since other multiprocessors wrote what they read. */
-            float next[AT_END][OUTPUTS];
-#pragma unroll
-            for (unsigned s = 0; s < AT_END; ++s) {
-                const unsigned unit = min(max(first + s, lead), count - 1) - lead;
-#pragma unroll
-                for (unsigned o = 0; o < OUTPUTS; ++o) {
-                    const unsigned i = o * THREADS + threadIdx.x, h = min(i / DIM, heads - 1);
-                    next[s][o] = __ldcg(slots.vector(slots.at(slot + unit, h)) + min(i % DIM, slots.dim - 1));
-                }
-            }
-            if (first % FOLDS == 0) {
-                __syncthreads();
-                fold_units(slots, cut, folds, slot, heads, first, count, lead, tops);
-                __syncthreads();
-            }
-#pragma unroll
-            for (unsigned s = 0; s < AT_END; ++s) {
-                const unsigned number = first + s;
-                if (number - lead >= units) {
-                    continue;
-                }
-                const bool ends_span = cut.shift != 0 || number + 1 == count || number % SPAN == SPAN - 1;
-#pragma unroll
-                for (unsigned o = 0; o < OUTPUTS; ++o) {
-                    const unsigned h = min((o * THREADS + threadIdx.x) / DIM, heads - 1);
-                    const Fold fold = folds.fold[h][number % FOLDS];
-                    span[o] = __fmaf_rn(span[o], fold.keep, __fmul_rn(next[s][o], fold.take));
-                    span_sum[o] = __fmaf_rn(span_sum[o], fold.keep, __fmul_rn(folds.sum[h][number % FOLDS], fold.take));
-                    if (ends_span) {
-                        whole[o] = __fmaf_rn(whole[o], fold.keep_span, __fmul_rn(span[o], fold.take_span));
-                        sum[o] = __fmaf_rn(sum[o], fold.keep_span, __fmul_rn(span_sum[o], fold.take_span));
-                        span[o] = span_sum[o] = 0;
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (unsigned o = 0; o < OUTPUTS; ++o) {
-            results.whole[o].sum = sum[o], results.whole[o].x = whole[o];
-        }
+        __syncthreads();
+        return before;
     }
 
     /*
