@@ -100,7 +100,7 @@ pub struct Batcher<D: Ops> {
     copied: Vec<CopyOutcome>,
     /// Steps under way, in order. The second takes its tokens from the first.
     under_way: VecDeque<UnderWay>,
-    /// Sessions of the latest step.
+    /// Sessions of the latest step whose next turn has not begun since.
     latest: BTreeSet<SessionId>,
     failure: Option<String>,
     /// The failure, until it is taken.
@@ -242,6 +242,7 @@ impl<D: Ops> Batcher<D> {
     pub fn extend(&mut self, id: SessionId, turn: Turn) -> Result<()> {
         self.check(&turn)?;
         let conversation = self.conversations.get_mut(&id).ok_or(Error::NoSession { session: id.0 })?;
+        self.latest.remove(&id);
         conversation.extend(turn)
     }
 

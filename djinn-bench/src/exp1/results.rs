@@ -90,7 +90,7 @@ pub(crate) struct Signals {
 /// How a device's steps followed one another, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StepShares {
-    /// The device's time between a step and the next one of the same sessions, of this and the time in steps.
+    /// The device's time between a step and the next one of the same turns, of this and the time in steps.
     pub(crate) idle: f64,
     /// Steps that were enqueued while the previous one was under way.
     pub(crate) ahead: f64,

@@ -19,14 +19,14 @@ pub struct DeviceTimes {
     pub ahead: u64,
     /// Time in steps, from the copy of their inputs to the choice of their tokens.
     pub busy: Duration,
-    /// Time between the end of a step and the begin of the next one that continues one of its sessions, while
-    /// nothing of the latter was enqueued.
+    /// Time between the end of a step and the begin of the next one that continues one of its turns, while nothing of
+    /// the latter was enqueued.
     pub idle: Duration,
 }
 
 impl DeviceTimes {
     /// Adds a step that ran in `span`. `before` is the span of the previous step, if this one continues one of its
-    /// sessions.
+    /// turns.
     pub(super) fn add(
         &mut self,
         before: Option<Range<Duration>>,
@@ -64,7 +64,7 @@ pub(super) struct UnderWay {
     pub(super) parts: Vec<Part>,
     /// Whether it was enqueued while the previous step was under way, and takes its tokens from that one.
     pub(super) ahead: bool,
-    /// Whether it continues a session of the previous step.
+    /// Whether it continues a turn of the previous step.
     pub(super) goes_on: bool,
     /// Whether its sampling settings are still to come, when the previous step has ended.
     pub(super) waits: bool,
@@ -114,7 +114,7 @@ impl<D: Ops> Batcher<D> {
         !self.under_way.iter().flat_map(|step| &step.parts).any(hooks)
     }
 
-    /// Whether these parts continue a session of the latest step. They become the latest step.
+    /// Whether these parts continue a turn of the latest step. They become the latest step.
     pub(super) fn goes_on_in(&mut self, parts: &[Part]) -> bool {
         let goes_on = parts.iter().any(|part| self.latest.contains(&part.session));
         self.latest = parts.iter().map(|part| part.session).collect();

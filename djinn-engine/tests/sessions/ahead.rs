@@ -154,6 +154,23 @@ fn all_ways_to_choose_go_ahead() {
     assert_eq!(told.lock().expect("no panic").len(), 5);
 }
 
+/// A device without work does not idle: the time until a session's next turn is the client's.
+#[test]
+fn waits_between_turns_are_not_idle_time() {
+    let mut service = serve(sim(SimConfig::default()), "tiny-gqa", &ahead(false), &settings("signal"));
+    let one_step = |at| Turn { tokens: prompt(at, 9), max_tokens: 1, ..Turn::default() };
+    let id = service.open(Opening { turn: one_step(0), ..Opening::default() }).expect("there is room");
+    for at in 1..=3 {
+        while service.idle_for().is_some() {
+            service.advance().expect("the device is sound");
+        }
+        assert_eq!(service.batcher().device_times().steps, at);
+        service.turn(id, one_step(at)).expect("it waits");
+    }
+    let times = service.batcher().device_times();
+    assert!(times.busy > Duration::ZERO && times.idle == Duration::ZERO, "{times:?}");
+}
+
 /// What a faulty device does with the tokens of a step ahead.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
