@@ -89,7 +89,10 @@ static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned wi
     const unsigned last = a.n - (a.n - 1) / a.tile_rows * a.tile_rows;
     void *const out = gated ? a.gated_rounded : a.out + a.out_column;
     const cuuint64_t row_bytes = gated ? uint64_t(a.n) * 2 : uint64_t(a.out_width) * sizeof(float);
-    const bool whole = a.tile_rows >= width && last >= width, alone = gated ? a.gated == nullptr : a.bias == nullptr;
+    /* What is stored begins at a multiple of 16 bytes: shares do, since a tile's last share ends with the tile. */
+    const unsigned step = gated ? 8 : 4;
+    const bool whole = a.tile_rows >= width && last >= width && a.tile_rows % step == 0 && last % step == 0;
+    const bool alone = gated ? a.gated == nullptr : a.bias == nullptr;
     if (!whole || !alone || reinterpret_cast<uintptr_t>(out) % 16 != 0 || row_bytes % 16 != 0) {
         return false;
     }
