@@ -129,11 +129,15 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Until the value is dropped, Ctrl-C asks for the end of the work.
+    /// Until the value is dropped, Ctrl-C asks for the end of the work. Work within work is a part of it: what was asked
+    /// for during one part holds for the next.
     pub(crate) fn work(&self) -> Work<'_> {
-        self.flags.asked.store(false, Ordering::SeqCst);
-        self.flags.working.store(true, Ordering::SeqCst);
-        Work { flags: &self.flags }
+        let is_part = self.flags.working.load(Ordering::SeqCst);
+        if !is_part {
+            self.flags.asked.store(false, Ordering::SeqCst);
+            self.flags.working.store(true, Ordering::SeqCst);
+        }
+        Work { flags: &self.flags, is_part }
     }
 
     /// Whether the work should end; after it, whether it was asked to.
@@ -146,10 +150,32 @@ impl Interrupt {
 #[derive(Debug)]
 pub(crate) struct Work<'a> {
     flags: &'a Flags,
+    is_part: bool,
 }
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        self.flags.working.store(false, Ordering::SeqCst);
+        if !self.is_part {
+            self.flags.working.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_in_one_part_of_a_work_holds_for_the_next() {
+        let interrupt = Interrupt { flags: Arc::default() };
+        let whole = interrupt.work();
+        let loading = interrupt.work();
+        interrupt.flags.hear();
+        drop(loading);
+        let answer = interrupt.work();
+        assert!(interrupt.asked());
+        drop((answer, whole));
+        let _later = interrupt.work();
+        assert!(!interrupt.asked());
     }
 }

@@ -105,9 +105,10 @@ fn once(
     let request = args.sampling.request(model, tokens, MAX_TOKENS)?;
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.context.unwrap_or_else(|| context_for(room, model));
+    // Of one piece of work with loading: a Ctrl-C at the end of that cancels the answer.
+    let mut show = Show::new(interrupt, !args.json);
     let Loaded { mut engine, time } = load(args, model, context, interrupt, quiet)?;
     let speaker = Speaker::new(speech, &args.sampling.stop)?;
-    let mut show = Show::new(interrupt, !args.json);
     let answered = speaker.answer(&mut *engine, &mut None, &request, &mut |text| show.piece(text));
     let answer = trace.write(&mut *engine, show.end(answered))?;
     let Answer { tokens, text, finish, stats } = answer;

@@ -16,7 +16,7 @@ pub(super) struct Show<'a> {
 }
 
 impl<'a> Show<'a> {
-    /// From now on Ctrl-C cancels the answer.
+    /// From now on Ctrl-C asks for the end of the work, and cancels the answer.
     pub(super) fn new(interrupt: &'a Interrupt, seen: bool) -> Self {
         Show { interrupt, seen, failed: None, _work: interrupt.work() }
     }
