@@ -24,6 +24,14 @@ const MODELS: &[(&str, &str)] = &[
     ("synthetic:llama-2-70b", "70b"),
 ];
 
+/// A model's name without `?distinct=N`: layers that share weights have the same shapes.
+fn shapes_of(model: &str) -> &str {
+    match model.split_once("?distinct=") {
+        Some((name, layers)) if layers.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => model,
+    }
+}
+
 /// The scripts on disk.
 pub(super) struct Peers {
     folder: TempDir,
@@ -47,9 +55,8 @@ impl Peers {
         script: &str,
         runs: u32,
     ) -> Result<Command, String> {
-        // Layers that share weights (`?distinct=8`) have the same shapes.
-        let shapes = args.model.split('?').next();
-        let Some((_, model)) = MODELS.iter().find(|(name, _)| Some(*name) == shapes) else {
+        let shapes = shapes_of(&args.model);
+        let Some((_, model)) = MODELS.iter().find(|(name, _)| *name == shapes) else {
             let known: Vec<&str> = MODELS.iter().map(|(name, _)| *name).collect();
             return Err(format!("the peers know {}, not {}", known.join(", "), args.model));
         };
