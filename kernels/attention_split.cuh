@@ -4,7 +4,7 @@
 #ifndef DJINN_ATTENTION_SPLIT_CUH
 #define DJINN_ATTENTION_SPLIT_CUH
 
-#include "attention_fold.cuh"
+#include "attention_split_merge.cuh"
 
 #include <type_traits>
 

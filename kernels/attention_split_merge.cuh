@@ -2,8 +2,8 @@
  * The row-by-row path of attention: how the partial results of a row's units are merged, in order of position and with the
  * arithmetic of a block that has them all.
  */
-#ifndef DJINN_ATTENTION_FOLD_CUH
-#define DJINN_ATTENTION_FOLD_CUH
+#ifndef DJINN_ATTENTION_SPLIT_MERGE_CUH
+#define DJINN_ATTENTION_SPLIT_MERGE_CUH
 
 #include "attention_deal.cuh"
 
