@@ -7,6 +7,9 @@ use std::process::Command;
 /// What is compiled if `DJINN_CUDA_ARCHS` does not say: compute capabilities without their dot.
 const ARCHITECTURES: &str = "80,89,90a";
 
+/// `DJINN_CUDA_ARCHS` of a build that is not linked: no kernel is compiled, and no nvcc is needed.
+const NONE: &str = "none";
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "DJINN_CUDA_ARCHS"] {
@@ -31,7 +34,11 @@ fn main() {
 
 /// `for_12`: drivers of CUDA 12.4 refuse what nvcc 13 links.
 fn build(kernels: &Path, for_12: bool) -> Result<(), String> {
-    let gencodes = gencodes(&env::var("DJINN_CUDA_ARCHS").unwrap_or_else(|_| ARCHITECTURES.to_owned()))?;
+    let architectures = env::var("DJINN_CUDA_ARCHS").unwrap_or_else(|_| ARCHITECTURES.to_owned());
+    if architectures == NONE {
+        return Ok(());
+    }
+    let gencodes = gencodes(&architectures)?;
     let (nvcc, home) = nvcc()?;
     if for_12 {
         let told =
