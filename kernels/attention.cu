@@ -7,7 +7,7 @@
  * The context is cut every SPLIT positions, from position 0 on, and SPAN splits are a span. Each split gives a maximum, a
  * sum and a vector for each head. Splits are merged in order, and then spans: by one block or, if they are spread over
  * blocks, by the last of these to end, with the same arithmetic. If rows are few and have many units, the last blocks to end
- * merge a head each. Within a split each warp takes an equal share of the positions, and the shares' results are added in
+ * merge a part of a head each. Within a split each warp takes an equal share of the positions, and the shares' results are added in
  * order. So the result depends on neither the batch nor the workspace. Splits and tiles before a row's window are left out.
  *
  * Warps meet only at the end of a split, with the first keys and values of the next in flight. The warps of several blocks
@@ -141,12 +141,15 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     if (code != cudaSuccess || a.rows == 0) {
         return code;
     }
-    const unsigned multiprocessors = djinn::all_devices()[djinn::current_device()].multiprocessors;
+    const djinn::DeviceFacts &device = djinn::all_devices()[djinn::current_device()];
     const unsigned shared_by = a.heads / a.kv.kv_heads, groups = djinn::ceil_div(shared_by, choice.heads);
     const unsigned per_row = a.kv.kv_heads * groups;
-    const unsigned blocks = multiprocessors * choice.blocks;
+    /* A multiprocessor has 1 KiB of shared memory more than a block may take, and keeps as much of each block's. */
+    const unsigned fit = (device.block_shared + 1024) / (choice.bytes + 1024);
+    const unsigned each = fit < 1 ? 1 : fit < choice.blocks ? fit : choice.blocks;
+    const unsigned blocks = device.multiprocessors * each, most_waiting = device.multiprocessors * (each < 2 ? 1 : 2);
     const unsigned slots = djinn::slots_of(a, choice.heads, per_row, blocks, runs);
-    const djinn::Part part = {shared_by, groups, per_row, slots, multiprocessors, runs};
+    const djinn::Part part = {shared_by, groups, per_row, slots, device.multiprocessors, most_waiting, runs};
     const uint64_t units = uint64_t(a.rows) * per_row * (part.slots == 0 ? 1 : djinn::most_splits(a, djinn::SPLIT));
     return djinn::launch(choice.kernel, units < blocks ? unsigned(units) : blocks, choice.threads, choice.bytes, stream,
                          a, part);

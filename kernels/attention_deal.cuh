@@ -14,8 +14,12 @@ constexpr unsigned SPLIT = 256, SPAN = 4;
 /* Rows of up to this many splits hand them over one by one: the block that merges them then has little to do. */
 constexpr unsigned FEW_SPLITS = 16;
 
-/* If different blocks merge the heads of a group: up to this many splits for each block are handed over one by one. */
-constexpr unsigned MANY_SPLITS = 6;
+/*
+ * Splits of longer rows are handed over one by one if blocks then have fewer splits to take, beside what merging takes: where
+ * different blocks merge the heads of a group, and blocks have up to this many splits; or where they have up to this many
+ * splits in spans, and a row has up to this many. Blocks with many units are never done all at once.
+ */
+constexpr unsigned MANY_SPLITS = 6, MOST_IN_SPANS = 32, MOST_MERGED = 128;
 
 /* The most groups (rows times groups of heads) whose ended units can be counted. */
 constexpr unsigned MOST_GROUPS = 1 << 14;
@@ -28,6 +32,8 @@ struct Part {
     unsigned slots;
     /* The multiprocessors: with fewer spans than this, much of the device would be idle. */
     unsigned enough;
+    /* The most blocks that may wait for others. The device runs as many at once, so one that has not begun finds room. */
+    unsigned most_waiting;
     /* Whether rows in long runs are left to the tiled path. */
     bool skip_runs;
 };
@@ -40,10 +46,12 @@ struct Cut {
     unsigned in_turn;
     /* Units of all rows. */
     unsigned units;
-    /* Whether heads of groups with more than FEW_SPLITS units are merged by different blocks. */
-    bool by_head;
+    /* If different blocks merge the heads of groups with more than FEW_SPLITS units: how many blocks merge a head. */
+    unsigned by_head;
 
-    __device__ __forceinline__ bool is_by_head(unsigned units_of_row) const { return by_head && units_of_row > FEW_SPLITS; }
+    __device__ __forceinline__ bool is_by_head(unsigned units_of_row) const {
+        return by_head != 0 && units_of_row > FEW_SPLITS;
+    }
 };
 
 /* A split of a block's stretch. A stretch is successive units of a row and a group. */
@@ -66,9 +74,11 @@ struct Step {
 
 /*
  * Chooses the units: one split each if rows have few splits, there are few spans, or different blocks merge the heads, else a
- * span. Or all that a row sees, if blocks then have about as much to do, or if the workspace has no room for parts.
+ * span. Or all that a row sees, if blocks then have about as much to do, or if the workspace has no room for parts. A head
+ * may be merged by FEWEST to MOST blocks.
  */
-template <unsigned HEADS> __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
+template <unsigned HEADS, unsigned FEWEST, unsigned MOST>
+__device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
     unsigned spans = 0, most_spans = 0, splits = 0, most_splits = 0;
     for (unsigned row = threadIdx.x % 32; row < a.rows; row += 32) {
         const unsigned position = a.positions[row], first = first_seen(a, position);
@@ -89,22 +99,36 @@ template <unsigned HEADS> __device__ __forceinline__ Cut cut_of(const djinn_atte
         return units * part.per_row <= part.slots;
     };
     const bool few = uint64_t(spans) * part.per_row < part.enough;
-    const Cut whole = {31, part.skip_runs ? 1u : 0u, a.rows, false};
+    const Cut whole = {31, part.skip_runs ? 1u : 0u, a.rows, 0};
     if (!part.skip_runs && splits * part.per_row > gridDim.x && a.rows * part.per_row <= gridDim.x) {
         /* At most, a block then has all of a row; handing over parts takes about as long as a split. */
         if (most_splits <= (splits * part.per_row + gridDim.x - 1) / gridDim.x + 1) {
             return whole;
         }
     }
-    /* One head is merged at once anyway. Blocks that wait to merge a head are fewer than run at once. */
+    /* One head is merged at once anyway. */
     const unsigned merges = a.rows * part.per_row * HEADS;
-    const bool by_head = HEADS > 1 && !part.skip_runs && most_splits > FEW_SPLITS && merges < part.enough &&
-                         merges <= min(gridDim.x, spans * part.per_row);
-    const bool handed_over = most_splits <= FEW_SPLITS || (by_head && splits * part.per_row <= MANY_SPLITS * gridDim.x);
+    const bool by_head = MOST > 0 && !part.skip_runs && most_splits > FEW_SPLITS && merges * FEWEST <= part.most_waiting &&
+                         merges * FEWEST <= min(gridDim.x, spans * part.per_row);
+    const auto cut_in = [&](unsigned shift, unsigned units, unsigned most_units) {
+        unsigned blocks = by_head ? FEWEST : 0;
+        const unsigned most = min(part.most_waiting, min(gridDim.x, units * part.per_row));
+        while (blocks != 0 && 2 * blocks <= MOST && 2 * blocks * merges <= most) {
+            blocks *= 2;
+        }
+        return Cut{shift, part.skip_runs ? most_units : 0, units, blocks};
+    };
+    /* What the block that takes most takes, in splits, if units are spans or splits. */
+    const unsigned in_spans = (spans * part.per_row + gridDim.x - 1) / gridDim.x * SPAN;
+    const unsigned in_splits = (splits * part.per_row + gridDim.x - 1) / gridDim.x;
+    const bool pays = by_head && in_splits <= MANY_SPLITS ? in_splits < in_spans
+                                                          : in_spans <= MOST_IN_SPANS && most_splits <= MOST_MERGED &&
+                                                                in_splits + 1 + most_splits / 32 < in_spans;
+    const bool handed_over = most_splits <= FEW_SPLITS || pays;
     if (fits(splits, most_splits) && (few || (!part.skip_runs && handed_over))) {
-        return {0, part.skip_runs ? most_splits : 0, splits, by_head};
+        return cut_in(0, splits, most_splits);
     }
-    return fits(spans, most_spans) ? Cut{2, part.skip_runs ? most_spans : 0, spans, by_head} : whole;
+    return fits(spans, most_spans) ? cut_in(2, spans, most_spans) : whole;
 }
 
 /* The first unit of a row at `position`, and the number of its units. */

@@ -11,8 +11,8 @@
 namespace djinn {
 
 /*
- * Units of each group that were handed over, and above them its heads that different blocks merged; and the blocks that took
- * all their units. They are zero between launches, which take turns.
+ * Units of each group that were handed over, and above them the parts of its heads that different blocks merged; and the
+ * blocks that took all their units. They are zero between launches, which take turns.
  */
 __device__ unsigned ended[MOST_GROUPS], done;
 constexpr unsigned MERGED = 1u << 24;
@@ -48,6 +48,12 @@ template <typename Share> struct Splits {
     /* Partial results that are loaded at once in the final merge: little code if a thread has only one element. */
     static constexpr unsigned AT_END = OUTPUTS == 1 ? 4 : OUTPUTS == 2 ? 16 : 32 / OUTPUTS;
 
+    /* A head's parts are merged by different blocks, if there is room in what a share takes. */
+    using MergePart = djinn::MergePart<WARPS>;
+    static constexpr unsigned MOST_PARTS =
+        HEADS > 1 && sizeof(typename MergePart::Shared) <= sizeof(typename Share::Shared) ? DIM / 32 : 0;
+    static constexpr unsigned FEWEST_PARTS = (DIM / 32 + WARPS - 1) / WARPS;
+
     struct Shared {
         typename Share::Shared share;
         /* The current step and the next, for each warp. All warps have the same, but here they take no registers. */
@@ -72,7 +78,7 @@ template <typename Share> struct Splits {
          */
         bool some = !part.skip_runs || !is_one_run(a);
         if (some) {
-            cut = cut_of<HEADS>(a, part);
+            cut = cut_of<HEADS, FEWEST_PARTS, MOST_PARTS>(a, part);
             some = cut.in_turn == 0 ? begin_range<HEADS>(a, part, cut, *here)
                                     : find<HEADS>(a, part, cut, blockIdx.x, *here);
         }
@@ -112,9 +118,9 @@ template <typename Share> struct Splits {
             here = next;
             next = before;
         }
-        if constexpr (HEADS > 1) {
-            if (cut.by_head) {
-                merge_head(a, part, cut, shared);
+        if constexpr (MOST_PARTS > 0) {
+            if (cut.by_head != 0) {
+                merge_part(a, part, cut, shared);
             }
         }
     }
@@ -195,8 +201,8 @@ template <typename Share> struct Splits {
     /* Whether a stretch is the last one of a row and group to be handed over. If so, merges all, unless others do. */
     static __device__ __forceinline__ bool is_merged(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                      Shared &shared, const Step &step, Results &results) {
-        using Merge = djinn::Merge<HEADS, DIM, THREADS, AT_END, sizeof(Share::Shared::part), false>;
-        const bool by_head = HEADS > 1 && cut.is_by_head(step.units);
+        using Merge = djinn::Merge<HEADS, DIM, THREADS, AT_END, sizeof(Share::Shared::part)>;
+        const bool by_head = MOST_PARTS > 0 && cut.is_by_head(step.units);
         if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, by_head ? ~0u : step.units)) {
             return false;
         }
@@ -212,23 +218,22 @@ template <typename Share> struct Splits {
     }
 
     /*
-     * Called by a block that took all its units. The last blocks to be done merge a head each, and wait until all units of
-     * the head's group are there. They are fewer than the device runs at once, so others end meanwhile.
+     * Called by a block that took all its units. The last blocks to be done merge a part of a head each, and wait until all
+     * units of the head's group are there. The device runs them all at once, so others end meanwhile.
      */
-    static __device__ __forceinline__ void merge_head(const djinn_attention_args &a, const Part &part, const Cut &cut,
+    static __device__ __forceinline__ void merge_part(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                       Shared &shared) {
-        constexpr unsigned EACH = (DIM + THREADS - 1) / THREADS;
-        using Merge = djinn::Merge<1, DIM, THREADS, 32 / EACH, sizeof(Share::Shared::part), true>;
-        const unsigned heads = a.rows * part.per_row * HEADS, blocks = min(gridDim.x, cut.units * part.per_row);
-        const unsigned number = count_one(done, blocks) + heads - blocks;
-        if (number >= heads) {
+        const unsigned of_group = HEADS * cut.by_head, parts = a.rows * part.per_row * of_group;
+        const unsigned blocks = min(gridDim.x, cut.units * part.per_row), number = count_one(done, blocks) + parts - blocks;
+        if (number >= parts) {
             return;
         }
-        const unsigned group = number / HEADS, h = number - group * HEADS, row = group / part.per_row;
+        const unsigned group = number / of_group, in_group = number - group * of_group, row = group / part.per_row;
         const unsigned units = units_of(a, cut, a.positions[row]), which = group - row * part.per_row;
         if (!cut.is_by_head(units)) {
             return;
         }
+        const unsigned h = in_group / cut.by_head, in_head = in_group - h * cut.by_head;
         const unsigned kv_head = which / part.groups, in_key = (which - kv_head * part.groups) * HEADS + h;
         if (in_key < part.shared_by) {
             if (threadIdx.x == 0) {
@@ -242,22 +247,18 @@ template <typename Share> struct Splits {
             for (unsigned before = 0; before < row; ++before) {
                 slot += units_of(a, cut, a.positions[before]);
             }
-            const Slots slots(a, part, HEADS);
-            float whole[EACH] = {}, sum[EACH] = {};
-            Merge::run(slots, cut, shared.share.part, slot * part.per_row + which * units, h, 1,
-                       first_unit(a, cut, a.positions[row]), units, whole, sum);
-            const size_t to = (size_t(row) * a.heads + kv_head * part.shared_by + in_key) * a.kv.head_dim;
-#pragma unroll
-            for (unsigned o = 0; o < EACH; ++o) {
-                const unsigned element = o * THREADS + threadIdx.x;
-                if (element < a.kv.head_dim) {
-                    const Pack<float, 1> x{__fdiv_rn(whole[o], sum[o])};
-                    store_output(a.out, a.rounded, to + element, x);
-                }
+            const unsigned wide = DIM / 32 / cut.by_head, element = in_head * wide * 32 + threadIdx.x;
+            float whole = 0, sum = 0;
+            MergePart::run(Slots(a, part, HEADS), cut, *reinterpret_cast<typename MergePart::Shared *>(&shared.share),
+                           slot * part.per_row + which * units, h, in_head, wide, first_unit(a, cut, a.positions[row]),
+                           units, whole, sum);
+            if (threadIdx.x < wide * 32 && element < a.kv.head_dim) {
+                const size_t head = size_t(row) * a.heads + kv_head * part.shared_by + in_key;
+                store_output(a.out, a.rounded, head * a.kv.head_dim + element, Pack<float, 1>{__fdiv_rn(whole, sum)});
             }
             __syncthreads();
         }
-        if (threadIdx.x == 0 && atomicAdd(&ended[group], MERGED) / MERGED + 1 == HEADS) {
+        if (threadIdx.x == 0 && atomicAdd(&ended[group], MERGED) / MERGED + 1 == of_group) {
             ended[group] = 0;
         }
     }

@@ -31,58 +31,52 @@ struct Slots {
 };
 
 /*
- * Merges COUNT heads of up to DIM elements by a block of THREADS threads, with BYTES bytes of shared memory. The vectors of
- * AT_ONCE units are loaded at once. If units are MANY, their facts are as well, and there is no branch for each unit.
+ * How a head's unit is merged: the factors of what its span has so far and of the unit, then the same for spans. A thread
+ * then does only products and sums for each of its elements.
  */
-template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsigned BYTES, bool MANY> struct Merge {
-    static constexpr unsigned WARPS = THREADS / 32, OUTPUTS = (COUNT * DIM + THREADS - 1) / THREADS;
+struct Fold {
+    float keep, take, keep_span, take_span;
+};
 
-    /*
-     * How a head's units are merged: the factors of what their span has so far and of the unit, then the same for spans. A
-     * thread then does only products and sums for each of its elements.
-     */
-    struct Fold {
-        float keep, take, keep_span, take_span;
-    };
-    /* Units whose factors and sums are in shared memory at once. */
-    static constexpr unsigned ROOM = BYTES / (sizeof(Fold) + sizeof(float)) / COUNT / 32 * 32;
-    static constexpr unsigned FOLDS = MANY && ROOM > 256 ? 256 : ROOM;
-    struct Folds {
-        Fold fold[COUNT][FOLDS];
-        float sum[COUNT][FOLDS];
-    };
-    static_assert(FOLDS > 0 && FOLDS % AT_ONCE == 0 && (!MANY || AT_ONCE % SPAN == 0) && sizeof(Folds) <= BYTES);
+/*
+ * The factors and sums of COUNT units of each of HEADS heads, computed by WARPS warps. Numbers count from the start of the
+ * first unit's span, which is `lead` units before it.
+ */
+template <unsigned HEADS, unsigned COUNT, unsigned WARPS> struct Folds {
+    static_assert(COUNT > 0 && COUNT % 32 == 0);
+    /* Heads of a warp, and the maxima of their units so far. */
+    static constexpr unsigned EACH = (HEADS + WARPS - 1) / WARPS;
+    /* How many times 32 facts are loaded at once. */
+    static constexpr unsigned LOADS = COUNT % 128 == 0 ? 4 : COUNT / 32 < 4 ? COUNT / 32 : 1;
+    using Tops = float[EACH];
 
-    /*
-     * Computes the factors of FOLDS units of each of `heads` heads from `head` on, from number `first` on, which is less than
-     * `count`. Numbers count from the start of the first unit's span, which is `lead` units before it. `tops` are the maxima
-     * of a warp's heads so far.
-     */
-    static __device__ __forceinline__ void fold_units(const Slots &slots, const Cut &cut, Folds &folds, unsigned slot,
-                                                      unsigned head, unsigned heads, unsigned first, unsigned count,
-                                                      unsigned lead, float (&tops)[(COUNT + WARPS - 1) / WARPS]) {
+    Fold fold[HEADS][COUNT];
+    float sum[HEADS][COUNT];
+
+    /* Computes those of `heads` heads from `head` on, from number `first` on, which is less than `count`. */
+    __device__ __forceinline__ void compute(const Slots &slots, const Cut &cut, unsigned slot, unsigned head, unsigned heads,
+                                            unsigned first, unsigned count, unsigned lead, Tops &tops) {
         const unsigned lane = threadIdx.x % 32;
         const unsigned width = cut.shift == 0 ? SPAN : 1;
 #pragma unroll
-        for (unsigned i = 0; i < (COUNT + WARPS - 1) / WARPS; ++i) {
+        for (unsigned i = 0; i < EACH; ++i) {
             const unsigned own = threadIdx.x / 32 + i * WARPS;
-            const auto fact_of = [&](unsigned at) {
-                const unsigned number = first + at + lane;
-                const bool is = number >= lead && number < count;
-                const float2 none = {-INFINITY, 0};
-                return is ? __ldcg(slots.facts + slots.at(slot + number - lead, head + own)) : none;
-            };
-            float2 facts[MANY ? FOLDS / 32 : 1];
-#pragma unroll
-            for (unsigned at = 0; MANY && at < FOLDS && own < heads; at += 32) {
-                facts[at / 32] = fact_of(at);
-            }
-#pragma unroll(MANY ? FOLDS / 32 : 1)
-            for (unsigned at = 0; at < FOLDS; at += 32) {
+            float2 facts[LOADS];
+#pragma unroll(LOADS)
+            for (unsigned at = 0; at < COUNT; at += 32) {
                 if (first + at >= count || own >= heads) {
                     break;
                 }
-                const float2 fact = MANY ? facts[at / 32] : fact_of(at);
+                if (at / 32 % LOADS == 0) {
+#pragma unroll
+                    for (unsigned load = 0; load < LOADS; ++load) {
+                        const unsigned number = first + at + load * 32 + lane;
+                        const bool is = number >= lead && number < count;
+                        const float2 none = {-INFINITY, 0};
+                        facts[load] = is ? __ldcg(slots.facts + slots.at(slot + number - lead, head + own)) : none;
+                    }
+                }
+                const float2 fact = facts[at / 32 % LOADS];
                 float before = -INFINITY, span = fact.x;
                 if (width == SPAN) {
 #pragma unroll
@@ -104,12 +98,24 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
                 spans = fmaxf(lane >= width ? spans : -INFINITY, tops[i]);
                 tops[i] = fmaxf(tops[i], __shfl_sync(0xffffffffu, all, 31));
                 const float both = fmaxf(before, fact.x), both_spans = fmaxf(spans, span);
-                folds.fold[own][at + lane] = {power_of_two(before - both), power_of_two(fact.x - both),
-                                              power_of_two(spans - both_spans), power_of_two(span - both_spans)};
-                folds.sum[own][at + lane] = fact.y;
+                fold[own][at + lane] = {power_of_two(before - both), power_of_two(fact.x - both),
+                                        power_of_two(spans - both_spans), power_of_two(span - both_spans)};
+                sum[own][at + lane] = fact.y;
             }
         }
     }
+};
+
+/*
+ * Merges COUNT heads of up to DIM elements by a block of THREADS threads, with BYTES bytes of shared memory. The vectors of
+ * AT_ONCE units are loaded at once.
+ */
+template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsigned BYTES> struct Merge {
+    static constexpr unsigned WARPS = THREADS / 32, OUTPUTS = (COUNT * DIM + THREADS - 1) / THREADS;
+    /* Units whose factors and sums are in shared memory at once. */
+    static constexpr unsigned FOLDS = BYTES / (sizeof(Fold) + sizeof(float)) / COUNT / 32 * 32;
+    using Folds = djinn::Folds<COUNT, FOLDS, WARPS>;
+    static_assert(FOLDS % AT_ONCE == 0 && sizeof(Folds) <= BYTES);
 
     /*
      * Merges the partial results of `units` units of a row, in the order in which one block alone would. `start` is its first
@@ -120,7 +126,7 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
                                                float (&sum)[OUTPUTS]) {
         Folds &folds = *static_cast<Folds *>(room);
         const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
-        float tops[(COUNT + WARPS - 1) / WARPS];
+        typename Folds::Tops tops;
 #pragma unroll
         for (float &top : tops) {
             top = -INFINITY;
@@ -141,7 +147,7 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
             }
             if (first % FOLDS == 0) {
                 __syncthreads();
-                fold_units(slots, cut, folds, slot, head, heads, first, count, lead, tops);
+                folds.compute(slots, cut, slot, head, heads, first, count, lead, tops);
                 __syncthreads();
             }
             const auto add = [&](unsigned s, bool ends_span) {
@@ -158,19 +164,75 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
                     }
                 }
             };
-            if (MANY && first >= lead && first + AT_ONCE <= count) {
-#pragma unroll
-                for (unsigned s = 0; s < AT_ONCE; ++s) {
-                    add(s, cut.shift != 0 || s % SPAN == SPAN - 1);
-                }
-                continue;
-            }
 #pragma unroll
             for (unsigned s = 0; s < AT_ONCE; ++s) {
                 const unsigned number = first + s;
                 if (number - lead < units) {
                     add(s, cut.shift != 0 || number + 1 == count || number % SPAN == SPAN - 1);
                 }
+            }
+        }
+    }
+};
+
+/*
+ * Merges part of a head by a block of WARPS warps, with the arithmetic of `Merge`. Warps take 32 elements each, and as many
+ * units at once as there are warps for; their spans are merged in order afterwards.
+ */
+template <unsigned WARPS> struct MergePart {
+    /* Units that a warp loads at once. */
+    static constexpr unsigned UNITS = 32;
+
+    struct Shared {
+        djinn::Folds<1, UNITS * WARPS, WARPS> folds;
+        /* Results of spans, for the elements of the part; and their sums of weights. */
+        float spans[UNITS * WARPS * 32], sums[UNITS * WARPS];
+    };
+
+    /*
+     * `part` is which 32 `wide` elements of the head. `wide` divides WARPS. The first `wide` warps get the weighted sum of
+     * an element in each lane, and the sum of weights.
+     */
+    static __device__ __forceinline__ void run(const Slots &slots, const Cut &cut, Shared &shared, unsigned slot,
+                                               unsigned head, unsigned part, unsigned wide, unsigned start, unsigned units,
+                                               float &whole, float &sum) {
+        const unsigned warp = threadIdx.x / 32, turn = warp / wide, at_once = WARPS / wide * UNITS;
+        const unsigned mine = warp % wide * 32 + threadIdx.x % 32, element = min(part * wide * 32 + mine, slots.dim - 1);
+        const unsigned width = cut.shift == 0 ? SPAN : 1;
+        const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
+        float tops[1] = {-INFINITY};
+#pragma unroll 1
+        for (unsigned first = 0; first < count; first += at_once) {
+            const unsigned begin = first + turn * UNITS, end = min(count, first + at_once);
+            float next[UNITS];
+#pragma unroll
+            for (unsigned s = 0; s < UNITS; ++s) {
+                const unsigned unit = min(max(begin + s, lead), count - 1) - lead;
+                next[s] = __ldcg(slots.vector(slots.at(slot + unit, head)) + element);
+            }
+            __syncthreads();
+            shared.folds.compute(slots, cut, slot, head, 1, first, end, lead, tops);
+            __syncthreads();
+            float span = 0, span_sum = 0;
+#pragma unroll
+            for (unsigned s = 0; s < UNITS; ++s) {
+                const unsigned number = begin + s, at = turn * UNITS + s;
+                if (number - lead < units) {
+                    const Fold fold = shared.folds.fold[0][at];
+                    span = __fmaf_rn(span, fold.keep, __fmul_rn(next[s], fold.take));
+                    span_sum = __fmaf_rn(span_sum, fold.keep, __fmul_rn(shared.folds.sum[0][at], fold.take));
+                    if (width == 1 || s % SPAN == SPAN - 1 || number + 1 == count) {
+                        shared.spans[at / width * wide * 32 + mine] = span;
+                        shared.sums[at / width] = span_sum;
+                        span = span_sum = 0;
+                    }
+                }
+            }
+            __syncthreads();
+            for (unsigned at = 0; at < (end - first + width - 1) / width && warp < wide; ++at) {
+                const Fold fold = shared.folds.fold[0][at * width];
+                whole = __fmaf_rn(whole, fold.keep_span, __fmul_rn(shared.spans[at * wide * 32 + mine], fold.take_span));
+                sum = __fmaf_rn(sum, fold.keep_span, __fmul_rn(shared.sums[at], fold.take_span));
             }
         }
     }
