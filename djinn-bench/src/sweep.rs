@@ -7,8 +7,8 @@ use crate::{model, remark, report};
 use anyhow::{Result, ensure};
 use djinn_device::{Draw, Ops};
 use djinn_engine::{
-    DeviceTimes, Engine, Entry, Happening, Opening, Options, Sampling, Service, SessionId, Turn, Wanted,
-    chosen,
+    DeviceTimes, Engine, Entry, Finish, Happening, Opening, Options, Sampling, Service, SessionId, Turn,
+    Wanted, chosen,
 };
 use djinn_host::{Needs, OnDevice, Setup};
 use djinn_models::Model;
@@ -107,9 +107,8 @@ fn options(setup: &Setup, args: &SweepArgs, model: &Model) -> Result<Options> {
         let options = setup.options_for(model, tokens)?;
         return Ok(Options { sequences: most, logit_rows: most, ..options });
     }
-    // Sessions that are served begin one after another, and go on until the last has begun and all were measured.
-    let steps = u64::from(args.prompt.div_ceil(Options::default().prefill_rows)) * u64::from(most);
-    let options = setup.options_for(model, tokens + u64::from(args.tokens) + steps + 16)?;
+    // Sessions that are served may begin their second turns one after another, and go on until all were measured.
+    let options = setup.options_for(model, tokens + u64::from(most) + 16)?;
     // Prefill chunks are whole pages where many sessions are served.
     let page = u64::from(options.page_tokens);
     let chunk = u64::from(options.prefill_rows).min(options.context) / page * page;
@@ -202,7 +201,8 @@ fn decode<D: Ops>(engine: &mut Engine<D>, args: &SweepArgs, batch: u32) -> Resul
     Ok(times)
 }
 
-/// Serves `batch` sessions as [`decode`] computes them; the steps in which all of them decode.
+/// Serves `batch` sessions as [`decode`] computes them; the steps in which all of them decode. Each has its prompt in a turn
+/// of one token, and waits; then all go on at once.
 fn serve<D: Ops>(engine: Engine<D>, args: &SweepArgs, batch: u32) -> Result<(Engine<D>, Served)> {
     let mut service = Service::single(engine)?;
     let vocab = service.engine().graph().vocab;
@@ -210,31 +210,24 @@ fn serve<D: Ops>(engine: Engine<D>, args: &SweepArgs, batch: u32) -> Result<(Eng
         Some(top_p) => Sampling { temperature: 1.0, top_p, ..Sampling::default() },
         None => Sampling::default(),
     };
-    let room = service.engine().context() - u64::from(args.prompt);
-    let mut begun: BTreeSet<SessionId> = BTreeSet::new();
+    let room = service.engine().context() - u64::from(args.prompt) - 2;
+    let turn =
+        |tokens, max_tokens| Turn { tokens, max_tokens, sampling: sampling.clone(), ..Turn::default() };
     let mut sessions = Vec::new();
     for index in 0..batch {
-        let tokens = model::prompt(args.prompt, vocab, index.into());
-        let turn = Turn { tokens, max_tokens: room, sampling: sampling.clone(), ..Turn::default() };
+        let turn = turn(model::prompt(args.prompt, vocab, index.into()), 1);
         sessions.push(service.open(Opening { turn, ..Opening::default() })?);
     }
-    // One step more, since that in which the last begins may still compute a prompt.
-    let mut go_on_until =
-        |service: &mut Service<D>, done: &dyn Fn(&BTreeSet<SessionId>, &DeviceTimes) -> bool| {
-            while !done(&begun, &service.batcher().device_times()) {
-                for (id, happening) in service.go_on()? {
-                    let Happening::Token { finish: None, .. } = happening else {
-                        anyhow::bail!("{id}: {happening:?}")
-                    };
-                    begun.insert(id);
-                }
-            }
-            anyhow::Ok(service.batcher().device_times())
-        };
-    let all = go_on_until(&mut service, &|begun, _| begun.len() == batch as usize)?;
-    let before = go_on_until(&mut service, &|_, times| times.steps > all.steps)?;
+    let all = |told: &BTreeSet<SessionId>, _: &DeviceTimes| told.len() == batch as usize;
+    go_on_until(&mut service, all)?;
+    for &id in &sessions {
+        service.turn(id, turn(model::prompt(1, vocab, 0), room))?;
+    }
+    // One step more, since that in which the last goes on still computes its message.
+    let gone_on = go_on_until(&mut service, all)?;
+    let before = go_on_until(&mut service, |_, times| times.steps > gone_on.steps)?;
     let start = Instant::now();
-    let after = go_on_until(&mut service, &|_, times| times.steps >= before.steps + u64::from(args.tokens))?;
+    let after = go_on_until(&mut service, |_, times| times.steps >= before.steps + u64::from(args.tokens))?;
     let took = start.elapsed();
     for id in sessions {
         service.event(id, SessionEvent::End)?;
@@ -246,4 +239,21 @@ fn serve<D: Ops>(engine: Engine<D>, args: &SweepArgs, batch: u32) -> Result<(Eng
         ahead_share: times.ahead as f64 / times.steps as f64,
     };
     Ok((service.into_engine()?, served))
+}
+
+/// Goes on until there is `enough`: sessions that were told a token since this was called, and what the device did in all.
+fn go_on_until<D: Ops>(
+    service: &mut Service<D>,
+    enough: impl Fn(&BTreeSet<SessionId>, &DeviceTimes) -> bool,
+) -> Result<DeviceTimes> {
+    let mut told = BTreeSet::new();
+    while !enough(&told, &service.batcher().device_times()) {
+        for (id, happening) in service.go_on()? {
+            let Happening::Token { finish: None | Some(Finish::Length), .. } = happening else {
+                anyhow::bail!("{id}: {happening:?}")
+            };
+            told.insert(id);
+        }
+    }
+    Ok(service.batcher().device_times())
 }
