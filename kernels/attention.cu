@@ -50,14 +50,19 @@ constexpr unsigned MOST_DIM = 256;
 
 using Kernel = void (*)(djinn_attention_args, Part);
 
-/* A kernel, the heads that it takes at once, its threads and shared memory, and its blocks on a multiprocessor. */
+/*
+ * A kernel, the heads that it takes at once, its threads and shared memory, and its blocks on a multiprocessor. If it is
+ * `copying`, it loads keys and values to shared memory, and has no use for L1.
+ */
 struct Choice {
     Kernel kernel;
     unsigned heads, threads, bytes, blocks;
+    bool copying;
 };
 
 template <typename Share> Choice choice(Kernel kernel) {
-    return {kernel, Share::HEADS, Share::THREADS, unsigned(sizeof(typename Splits<Share>::Shared)), Share::BLOCKS};
+    return {kernel, Share::HEADS, Share::THREADS, unsigned(sizeof(typename Splits<Share>::Shared)), Share::BLOCKS,
+            Share::GOES_ON};
 }
 
 template <unsigned DIM> Choice choose_lanes(unsigned shared_by) {
@@ -109,6 +114,20 @@ Choice choose(const djinn_attention_args &a) {
 }
 
 /*
+ * Sets how many of a kernel's blocks a multiprocessor runs, and returns it. A copying kernel asks for so much shared memory
+ * that no more fit, even if their registers would: all multiprocessors then run as many.
+ */
+unsigned fit_blocks(Choice &choice, const DeviceFacts &device) {
+    /* A multiprocessor has 1 KiB more than a block may have, and keeps 1 KiB for each block. */
+    constexpr unsigned KEPT = 1024, ROUNDED = 128;
+    const unsigned shared = device.block_shared + KEPT, fit = shared / (choice.bytes + KEPT);
+    choice.blocks = fit < 1 ? 1 : fit < choice.blocks ? fit : choice.blocks;
+    const unsigned most = (shared / choice.blocks - KEPT - ROUNDED) / ROUNDED * ROUNDED;
+    choice.bytes = choice.copying && most > choice.bytes ? most : choice.bytes;
+    return choice.blocks;
+}
+
+/*
  * Units of `heads` heads whose partial results fit the workspace, for rows of `per_row` groups on a device that runs
  * `blocks` blocks at once. 0 if many rows may be left to the tiled path, since blocks look at each of their units.
  */
@@ -129,10 +148,12 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
         a.kv.head_dim > djinn::MOST_DIM) {
         return cudaErrorInvalidValue;
     }
-    const djinn::Choice choice = djinn::choose(a);
+    djinn::Choice choice = djinn::choose(a);
     if (choice.kernel == nullptr) {
         return cudaErrorInvalidValue;
     }
+    const djinn::DeviceFacts &device = djinn::all_devices()[djinn::current_device()];
+    const unsigned blocks = device.multiprocessors * djinn::fit_blocks(choice, device);
     const bool on_hopper = djinn::serves_hopper_runs(a), runs = on_hopper || djinn::serves_runs(a);
     int code = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(choice.bytes));
     if (runs && code == cudaSuccess) {
@@ -141,13 +162,9 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     if (code != cudaSuccess || a.rows == 0) {
         return code;
     }
-    const djinn::DeviceFacts &device = djinn::all_devices()[djinn::current_device()];
     const unsigned shared_by = a.heads / a.kv.kv_heads, groups = djinn::ceil_div(shared_by, choice.heads);
     const unsigned per_row = a.kv.kv_heads * groups;
-    /* A multiprocessor has 1 KiB of shared memory more than a block may take, and keeps as much of each block's. */
-    const unsigned fit = (device.block_shared + 1024) / (choice.bytes + 1024);
-    const unsigned each = fit < 1 ? 1 : fit < choice.blocks ? fit : choice.blocks;
-    const unsigned blocks = device.multiprocessors * each, most_waiting = device.multiprocessors * (each < 2 ? 1 : 2);
+    const unsigned most_waiting = device.multiprocessors * (choice.blocks < 2 ? 1 : 2);
     const unsigned slots = djinn::slots_of(a, choice.heads, per_row, blocks, runs);
     const djinn::Part part = {shared_by, groups, per_row, slots, device.multiprocessors, most_waiting, runs};
     const uint64_t units = uint64_t(a.rows) * per_row * (part.slots == 0 ? 1 : djinn::most_splits(a, djinn::SPLIT));

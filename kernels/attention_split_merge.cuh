@@ -46,8 +46,8 @@ template <unsigned HEADS, unsigned COUNT, unsigned WARPS> struct Folds {
     static_assert(COUNT > 0 && COUNT % 32 == 0);
     /* Heads of a warp, and the maxima of their units so far. */
     static constexpr unsigned EACH = (HEADS + WARPS - 1) / WARPS;
-    /* How many times 32 facts are loaded at once. */
-    static constexpr unsigned LOADS = COUNT % 128 == 0 ? 4 : COUNT / 32 < 4 ? COUNT / 32 : 1;
+    /* How many times 32 facts are loaded at once. With several heads no registers are left for more. */
+    static constexpr unsigned LOADS = HEADS > 1 ? 1 : COUNT % 128 == 0 ? 4 : COUNT / 32 < 4 ? COUNT / 32 : 1;
     using Tops = float[EACH];
 
     Fold fold[HEADS][COUNT];
@@ -180,8 +180,8 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
  * units at once as there are warps for; their spans are merged in order afterwards.
  */
 template <unsigned WARPS> struct MergePart {
-    /* Units that a warp loads at once. */
-    static constexpr unsigned UNITS = 32;
+    /* Units that a warp loads at once. Twice as many take registers that the rest of the kernel has no room for. */
+    static constexpr unsigned UNITS = 16;
 
     struct Shared {
         djinn::Folds<1, UNITS * WARPS, WARPS> folds;
