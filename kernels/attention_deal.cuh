@@ -73,9 +73,9 @@ struct Step {
 };
 
 /*
- * Chooses the units: one split each if rows have few splits, there are few spans, or different blocks merge the heads, else a
- * span. Or all that a row sees, if blocks then have about as much to do, or if the workspace has no room for parts. A head
- * may be merged by FEWEST to MOST blocks.
+ * Chooses the units: one split each if rows have few splits, there are few spans, or blocks then have fewer splits to take,
+ * else a span. Or all that a row sees, if blocks then have about as much to do, or if the workspace has no room for parts. A
+ * head may be merged by FEWEST to MOST blocks.
  */
 template <unsigned HEADS, unsigned FEWEST, unsigned MOST>
 __device__ __forceinline__ Cut cut_of(const djinn_attention_args &a, const Part &part) {
