@@ -6,6 +6,7 @@ mod remote;
 use crate::exp2::systems::{self, Choice, System};
 use crate::size;
 use clap::{Args, Parser, Subcommand};
+use djinn_device::DType;
 use djinn_host::{Card, DeviceArgs, WeightEncoding};
 pub(crate) use exp1::Exp1Args;
 use remote::RemoteArgs;
@@ -65,6 +66,9 @@ pub(crate) struct Exp2Args {
     /// How matrices are in memory [default: stored]
     #[arg(long, value_name = "HOW", value_enum)]
     pub(crate) encoding: Option<WeightEncoding>,
+    /// Element type of Djinn's KV cache [default: f16, or f32 for f32 weights and on the CPU]
+    #[arg(long, value_name = "TYPE", value_parser = djinn_host::kv_type(), conflicts_with = "server")]
+    pub(crate) kv_dtype: Option<DType>,
     /// Cap on device memory of the capped systems
     #[arg(long, value_parser = size::parse, default_value = "20GiB")]
     pub(crate) vram: u64,
@@ -306,6 +310,9 @@ pub(crate) struct SampleArgs {
     /// How matrices are in memory [default: stored]
     #[arg(long, value_name = "HOW", value_enum)]
     pub(crate) encoding: Option<WeightEncoding>,
+    /// Element type of Djinn's KV cache [default: f16, or f32 for f32 weights and on the CPU]
+    #[arg(long, value_name = "TYPE", value_parser = djinn_host::kv_type())]
+    pub(crate) kv_dtype: Option<DType>,
     /// Without it there is no cap.
     #[arg(long)]
     pub(crate) vram: Option<u64>,

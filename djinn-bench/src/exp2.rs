@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Exp2Args) -> Result<()> {
         return remote::run(args, url);
     }
     let chosen = chosen(args);
-    let setup = Setup { encoding: args.encoding, ..args.device.setup()? };
+    let setup = Setup { encoding: args.encoding, kv_dtype: args.kv_dtype, ..args.device.setup()? };
     check(args, &setup, &chosen)?;
     interrupt::catch(interrupt::stop_all)?;
     remark("measuring the link");

@@ -82,7 +82,8 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     let Kind::Own(change) = args.system.kind else {
         bail!("{} is no system of Djinn's own", args.system.name)
     };
-    let setup = Setup { vram: args.vram, encoding: args.encoding, ..args.device.setup()? };
+    let (vram, encoding, kv_dtype) = (args.vram, args.encoding, args.kv_dtype);
+    let setup = Setup { vram, encoding, kv_dtype, ..args.device.setup()? };
     let model = model::open(&setup, &args.model)?;
     // One more position, for the logits after the last token.
     let mut options = setup.options_for(&model, args.prompt as u64 + args.tokens as u64 + 1)?;
@@ -109,6 +110,9 @@ pub(crate) fn command(
     command.args(["--runs", &runs, "--device", &setup.device.to_string()]);
     if let Some(encoding) = setup.encoding {
         command.args(["--encoding", &encoding.to_string()]);
+    }
+    if let Some(dtype) = setup.kv_dtype {
+        command.args(["--kv-dtype", dtype.name()]);
     }
     let mut option = |flag: &str, value: Option<u64>| {
         if let Some(value) = value {

@@ -41,7 +41,7 @@ impl DeviceArgs {
 }
 
 /// Reads an element type of keys and values.
-pub(crate) fn kv_dtype() -> impl TypedValueParser<Value = DType> {
+pub fn kv_type() -> impl TypedValueParser<Value = DType> {
     let known = ["f32", "f16", "bf16", "int8"].map(PossibleValue::new);
     let fp8 = ["fp8", "fp8_e4m3", "fp8_e5m2"].map(|name| PossibleValue::new(name).hide(true));
     PossibleValuesParser::new(known.into_iter().chain(fp8)).try_map(|name| match name.as_str() {

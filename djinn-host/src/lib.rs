@@ -28,7 +28,9 @@ mod tables;
 mod target;
 
 pub use answer::{Answer, Speaker};
-pub use args::{CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, dtype, of_query, query, share};
+pub use args::{
+    CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, dtype, kv_type, of_query, query, share,
+};
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
 pub use device::{DeviceName, Needs, OnDevice};

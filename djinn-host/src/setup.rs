@@ -87,7 +87,7 @@ pub struct Setup {
     #[serde(rename = "ctx")]
     pub context: Option<u64>,
     /// Element type of the KV cache; int8 takes about half the bytes of f16 [default: f32 on the CPU and for f32 weights, else f16]
-    #[arg(long, value_name = "TYPE", visible_alias = "kv-cache-dtype", value_parser = args::kv_dtype())]
+    #[arg(long, value_name = "TYPE", visible_alias = "kv-cache-dtype", value_parser = args::kv_type())]
     pub kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones that are decoded]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]

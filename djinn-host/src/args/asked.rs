@@ -1,7 +1,7 @@
 //! Requests for a plan or a graph: flags of `djinn plan` and `djinn srg`, or the query of a request to a server, whose
 //! parameters have the flags' names.
 
-use super::{dtype, kv_dtype};
+use super::{dtype, kv_type};
 use crate::{Card, Error, Result, Setup, Target};
 use clap::{Args, FromArgMatches, ValueEnum};
 use djinn_device::DType;
@@ -95,7 +95,7 @@ pub struct SrgAsked {
     #[serde(flatten)]
     pub work: WorkArgs,
     /// Element type of the KV cache; int8 takes about half the bytes of f16 [default: f32 on the CPU and for f32 weights, else f16]
-    #[arg(long, value_name = "TYPE", value_parser = kv_dtype())]
+    #[arg(long, value_name = "TYPE", value_parser = kv_type())]
     pub kv_dtype: Option<DType>,
     /// Element type of the weights in memory [default: as stored; f16 for quantised ones]
     #[arg(long, value_name = "TYPE", value_parser = dtype())]
