@@ -199,6 +199,7 @@ typedef struct djinn_linear_args {
     float *gated;        /* [rows, n / 2]: silu(gate) up in f32; or null */
     void *gated_rounded; /* silu(gate) up in the weight's type, stored instead of out; or null. Then the first n / 2
                             of the weight's rows are gate, and the others up */
+    uint32_t adds;       /* not 0: out holds terms to which the product is added, with the bits of djinn_add */
 } djinn_linear_args;
 int djinn_linear(const djinn_linear_args *args, void *stream);
 
@@ -207,6 +208,13 @@ int djinn_linear(const djinn_linear_args *args, void *stream);
  * The bits are those of djinn_silu_mul and djinn_convert. Both outputs begin at multiples of 16 bytes.
  */
 uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype);
+
+/*
+ * Whether djinn_linear serves `adds` for such a product of 16-bit weights and rounded x, without a bias, to out at this
+ * address, on the current device: 1 or 0.
+ */
+uint32_t djinn_linear_adds(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype, uint32_t out_width,
+                           const float *out);
 
 /* Call it after a context was destroyed, while no work is enqueued: forgets what is known of the kernels in it. */
 void djinn_forget_contexts(void);

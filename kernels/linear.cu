@@ -287,6 +287,13 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
             return cudaErrorInvalidValue;
         }
     }
+    if (args->adds != 0) {
+        const djinn_linear_args &a = *args;
+        const bool plain = a.bias == nullptr && a.encoding == DJINN_PLAIN && a.rounded != nullptr && a.gated_rounded == nullptr;
+        if (!plain || !djinn_linear_adds(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype, a.out_width, a.out + a.out_column)) {
+            return cudaErrorInvalidValue;
+        }
+    }
     if (args->encoding != DJINN_PLAIN) {
         return djinn::linear_encoded(*args, stream);
     }

@@ -16,8 +16,9 @@
  * turn. The tiles of a pair have the same rows of the weight, or the same rows of x; each block copies half of these to both
  * by multicast. In each block a producer thread copies weight and x to a ring of stages of one run each. A tile of a gated
  * product has rows of gate, then the same rows of up; of those that a pair shares, one block copies gate's and the other
- * up's. TMA stores what is whole, aligned and without a bias. A gated tile takes longest to store, so it is stored while the
- * products of the next one begin.
+ * up's. TMA stores what is whole, aligned and without a bias, or adds it to what out holds: no other block has the same
+ * elements, so each sum is rounded once. A gated tile takes longest to store, so it is stored while the products of the next
+ * one begin.
  */
 #include "linear_wide.cuh"
 
@@ -80,23 +81,34 @@ static WideChoice least_of(const WideChoice (&choices)[COUNT], const djinn_linea
     return *best;
 }
 
-/*
- * Describes the output to TMA, in boxes as WideTiles::store_bulk has them: out in f32, or a gated product in the weight's
- * type. Returns false if TMA cannot store it, or if a tile of out is not whole.
- */
-static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned width) {
+/* Rows of the weight's last tile. */
+static unsigned last_rows(const djinn_linear_args &a) { return a.n - (a.n - 1) / a.tile_rows * a.tile_rows; }
+
+/* Whether TMA can store the output, in whole tiles. */
+static bool is_whole(const djinn_linear_args &a, unsigned width) {
     const bool gated = a.gated_rounded != nullptr;
-    const unsigned last = a.n - (a.n - 1) / a.tile_rows * a.tile_rows;
-    void *const out = gated ? a.gated_rounded : a.out + a.out_column;
-    const cuuint64_t row_bytes = gated ? uint64_t(a.n) * 2 : uint64_t(a.out_width) * sizeof(float);
+    const unsigned last = last_rows(a);
+    const void *const out = gated ? a.gated_rounded : a.out + a.out_column;
     /* What is stored begins at a multiple of 16 bytes: shares do, since a tile's last share ends with the tile. */
     const unsigned step = gated ? 8 : 4;
     const bool whole = a.tile_rows >= width && last >= width && a.tile_rows % step == 0 && last % step == 0;
     const bool alone = gated ? a.gated == nullptr : a.bias == nullptr;
-    if (!whole || !alone || reinterpret_cast<uintptr_t>(out) % 16 != 0 || row_bytes % 16 != 0) {
-        return false;
-    }
+    return whole && alone && reinterpret_cast<uintptr_t>(out) % 16 == 0 && (gated ? a.n : a.out_width) % step == 0;
+}
+
+/* Whether TMA can add the product to the output: each element is in one share alone, and each share in one pair. */
+static bool can_add(const djinn_linear_args &a, const WideChoice &choice) {
+    const bool apart = a.tile_rows % choice.width == 0 && last_rows(a) % choice.width == 0;
+    const bool paired = choice.same_weight || shares_of(a, choice.width) % SHARING == 0;
+    return is_whole(a, choice.width) && apart && paired;
+}
+
+/* Describes the output to TMA, in boxes as WideTiles::store_bulk has them: out in f32, or a gated product in the weight's type. */
+static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned width) {
+    const bool gated = a.gated_rounded != nullptr;
+    void *const out = gated ? a.gated_rounded : a.out + a.out_column;
     const auto half = a.weight_dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t row_bytes = gated ? uint64_t(a.n) * 2 : uint64_t(a.out_width) * sizeof(float);
     const cuuint64_t sizes[2] = {a.n, a.rows}, strides[1] = {row_bytes};
     const cuuint32_t box[2] = {bulk_columns(gated, width), BULK_ROWS}, steps[2] = {1, 1};
     return map_encoder()(&map, gated ? half : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, out, sizes, strides, box, steps,
@@ -104,8 +116,35 @@ static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned wi
                          CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-int linear_wide(const djinn_linear_args &args, void *stream) {
-    const uint32_t dtype = args.weight_dtype;
+/* How a product is computed: by which kernel, or by linear_split.cu. */
+struct WidePlan {
+    WideChoice choice;
+    WideFrame frame;
+    unsigned clusters;
+    bool split;
+};
+
+/* Lets all kernels that a plan may choose use their shared memory, in the current context. */
+template <unsigned PLAIN, unsigned GATED>
+static cudaError_t allow_once(uint32_t dtype, const WideChoice (&plain)[PLAIN], const WideChoice (&gated)[GATED]) {
+    /* By type and device: the context in which it was done. */
+    static std::atomic<unsigned> allowed[2][MOST_DEVICES];
+    std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
+    const unsigned context = contexts().load();
+    if (known.load() == context) {
+        return cudaSuccess;
+    }
+    cudaError_t code = allow_all(plain);
+    code = code == cudaSuccess ? allow_all(gated) : code;
+    code = code == cudaSuccess ? cudaError_t(allow_split(dtype)) : code;
+    if (code == cudaSuccess) {
+        known.store(context);
+    }
+    return code;
+}
+
+static cudaError_t plan_wide(const djinn_linear_args &a, WidePlan &plan) {
+    const uint32_t dtype = a.weight_dtype;
     /* Times as measured. */
     const WideChoice plain[] = {wide_choice<64, true>(dtype, 180),   wide_choice<96, true>(dtype, 210),
                                 wide_choice<128, true>(dtype, 260),  wide_choice<160, true>(dtype, 312),
@@ -115,41 +154,48 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
                                 wide_choice<224, false>(dtype, 430), wide_choice<256, false>(dtype, 490)};
     const WideChoice gated[] = {wide_choice<128, true, true>(dtype, 260), wide_choice<224, true, true>(dtype, 420),
                                 wide_choice<128, false, true>(dtype, 265), wide_choice<224, false, true>(dtype, 430)};
-    /* By type and device: the context in which the kernels were allowed their shared memory. */
-    static std::atomic<unsigned> allowed[2][MOST_DEVICES];
-    std::atomic<unsigned> &known = allowed[dtype == DJINN_F16][current_device()];
-    const unsigned context = contexts().load();
-    if (known.load() != context) {
-        cudaError_t code = allow_all(plain);
-        code = code == cudaSuccess ? allow_all(gated) : code;
-        code = code == cudaSuccess ? cudaError_t(allow_split(dtype)) : code;
-        if (code != cudaSuccess) {
-            return code;
-        }
-        known.store(context);
+    const cudaError_t code = allow_once(dtype, plain, gated);
+    if (code != cudaSuccess) {
+        return code;
     }
-    const djinn_linear_args a = args.gated_rounded != nullptr ? gate_of(args) : args;
-    const unsigned clusters = all_devices()[current_device()].multiprocessors / SHARING;
-    const WideChoice best = a.gated_rounded != nullptr ? least_of(gated, a, clusters) : least_of(plain, a, clusters);
-    WideFrame frame = wide_frame(a, best);
+    plan.clusters = all_devices()[current_device()].multiprocessors / SHARING;
+    plan.choice = a.gated_rounded != nullptr ? least_of(gated, a, plan.clusters) : least_of(plain, a, plan.clusters);
+    plan.frame = wide_frame(a, plan.choice);
     /* In cycles. The times are for k = 4096; a part of a wave takes as long whatever k is. */
-    const uint64_t wave = uint64_t(best.wave) * 160 * a.k / 4096 + 8000;
-    if (a.rows > MOST_GROUP && a.gated_rounded == nullptr && split_cycles(a) < ceil_div(frame.pairs, clusters) * wave) {
+    const uint64_t wave = uint64_t(plan.choice.wave) * 160 * a.k / 4096 + 8000;
+    plan.split = a.rows > MOST_GROUP && a.gated_rounded == nullptr &&
+                 split_cycles(a) < ceil_div(plan.frame.pairs, plan.clusters) * wave;
+    return cudaSuccess;
+}
+
+int linear_wide(const djinn_linear_args &args, void *stream) {
+    const djinn_linear_args a = args.gated_rounded != nullptr ? gate_of(args) : args;
+    WidePlan plan;
+    const cudaError_t code = plan_wide(a, plan);
+    if (code != cudaSuccess) {
+        return code;
+    }
+    if (plan.split) {
         return linear_split(a, stream);
     }
+    const auto [kernel, width, box, same_weight, _] = plan.choice;
+    WideFrame &frame = plan.frame;
     WideMaps maps;
     const unsigned tiles = ceil_div(args.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, dtype, a.rows, a.k, best.same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING);
+    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING);
     for (unsigned tile = 0; tile < tiles; ++tile) {
         const unsigned rows = tile + 1 < tiles ? a.tile_rows : args.n - tile * a.tile_rows;
-        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], dtype, rows, a.k, best.box);
+        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, box);
     }
     if (!encoded) {
         return cudaErrorInvalidValue;
     }
-    frame.bulk = encode_out(maps.out, a, best.width);
-    const unsigned used = frame.pairs < clusters ? frame.pairs : clusters;
-    return launch_clusters(SHARING, best.kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
+    frame.bulk = is_whole(a, width) && encode_out(maps.out, a, width);
+    if (a.adds != 0 && (frame.bulk == 0 || !can_add(a, plan.choice))) {
+        return cudaErrorInvalidValue;
+    }
+    const unsigned used = frame.pairs < plan.clusters ? frame.pairs : plan.clusters;
+    return launch_clusters(SHARING, kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
 }
 
 } // namespace djinn
@@ -163,4 +209,16 @@ extern "C" uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, ui
     const bool at_once = halves && n <= uint64_t(DJINN_LINEAR_TILES) * tile;
     const bool few = rows <= djinn::MOST_GROUP / 2 && djinn_linear_rounded(rows, k, dtype, DJINN_PLAIN);
     return at_once && djinn::serves_hopper(k, dtype) && (few || djinn::is_wide(rows, n));
+}
+
+extern "C" uint32_t djinn_linear_adds(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype,
+                                      uint32_t out_width, const float *out) {
+    if (!djinn::serves_hopper(k, dtype) || !djinn::is_wide(rows, n)) {
+        return 0;
+    }
+    djinn_linear_args a{};
+    a.rows = rows, a.k = k, a.n = n, a.tile_rows = tile_rows, a.weight_dtype = dtype, a.out_width = out_width;
+    a.out = const_cast<float *>(out);
+    djinn::WidePlan plan;
+    return djinn::plan_wide(a, plan) == cudaSuccess && !plan.split && djinn::can_add(a, plan.choice);
 }

@@ -425,7 +425,11 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
             admit_shared_writes();
             __syncwarp();
             if (lane == 0) {
-                copy_box_out(out, part, tile.column + box * EACH, tile.row);
+                if (!GATED && a.adds != 0) {
+                    add_box_out(out, part, tile.column + box * EACH, tile.row);
+                } else {
+                    copy_box_out(out, part, tile.column + box * EACH, tile.row);
+                }
             }
         }
     }

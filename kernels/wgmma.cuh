@@ -102,6 +102,14 @@ __device__ __forceinline__ void copy_box_out(const CUtensorMap &map, const void 
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+/* Like `copy_box_out`, but adds floats to those of the box, each as one rounded sum. */
+__device__ __forceinline__ void add_box_out(const CUtensorMap &map, const void *from, unsigned column, unsigned row) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+                 "r"(column), "r"(row), "r"(shared_address(from))
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 /* Waits until all but the last `N` of this thread's copies out of shared memory have read it. */
 template <unsigned N> __device__ __forceinline__ void wait_read_out() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");

@@ -61,10 +61,12 @@ impl CpuDevice {
     }
 }
 
-/// Implements `Ops` for a device with a method that queues an [`Operation`].
+/// Implements `Ops` for a device with a method that queues an [`Operation`], and with other methods of its own.
 macro_rules! queue_operations {
-    ($Device:ident: $($op:ident: $Args:ident $uses:tt,)*) => {
+    ($Device:ident {$($more:tt)*}: $($op:ident: $Args:ident $uses:tt,)*) => {
         impl djinn_device::Ops for $Device {
+            $($more)*
+
             $(fn $op(&self, stream: Stream, args: &djinn_device::args::$Args) -> Result<()> {
                 if cfg!(debug_assertions) {
                     args.check();
@@ -76,7 +78,7 @@ macro_rules! queue_operations {
 }
 pub(crate) use queue_operations;
 
-djinn_device::for_each_op!(queue_operations CpuDevice:);
+djinn_device::for_each_op!(queue_operations CpuDevice {}:);
 
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {

@@ -18,6 +18,7 @@ use crate::event::{Completion, Events};
 use crate::kernels::{Kernels, Math};
 use crate::memory::{self, Memory};
 use clock::Clock;
+use djinn_device::args::{Add, Linear};
 use djinn_device::{
     Access, Buffer, Capture, Device, DeviceInfo, Encoding, Error, Event, Operation, Result, Space, Span,
     Stream, Usage,
@@ -267,7 +268,17 @@ impl SimDevice {
     }
 }
 
-djinn_device::for_each_op!(queue_operations SimDevice:);
+djinn_device::for_each_op!(queue_operations SimDevice {
+    /// The products' output is gone then.
+    fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &Add) -> Result<bool> {
+        self.linear_tiles(stream, tiles)?;
+        self.add(stream, add)?;
+        if self.config.poison && tiles[0].out != add.out {
+            self.fill(stream, tiles[0].out, POISON)?;
+        }
+        Ok(true)
+    }
+}:);
 
 impl Device for SimDevice {
     fn info(&self) -> DeviceInfo {

@@ -171,6 +171,7 @@ pub struct djinn_linear_args {
     pub fresh: u32,
     pub gated: *mut f32,
     pub gated_rounded: *mut ::std::os::raw::c_void,
+    pub adds: u32,
 }
 unsafe extern "C" {
     pub fn djinn_linear(
@@ -180,6 +181,17 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn djinn_linear_gated(rows: u32, k: u32, n: u32, tile_rows: u32, dtype: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn djinn_linear_adds(
+        rows: u32,
+        k: u32,
+        n: u32,
+        tile_rows: u32,
+        dtype: u32,
+        out_width: u32,
+        out: *const f32,
+    ) -> u32;
 }
 unsafe extern "C" {
     pub fn djinn_forget_contexts();

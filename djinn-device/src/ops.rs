@@ -189,6 +189,15 @@ macro_rules! operations {
                 self.silu_mul(stream, act)
             }
 
+            /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight. A device that can also do the addition of
+            /// the result in the same launch, with the same bits, does so and returns true. It may then leave the
+            /// products' output unwritten, which only `add` reads. No term of `add` shares bytes with the products' `x`.
+            fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &Add) -> Result<bool> {
+                debug_assert_eq!(add.check(), ());
+                self.linear_tiles(stream, tiles)?;
+                Ok(false)
+            }
+
             /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices
             /// may do both in one launch.
             fn rope_kv_write(&self, stream: Stream, rope: &Rope, write: &KvWrite) -> Result<()> {

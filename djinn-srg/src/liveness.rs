@@ -1,6 +1,6 @@
 //! Lifetimes of activations, and the stack segment's offsets that follow from them.
 
-use crate::{Graph, Lifecycle, Rows, ValueId};
+use crate::{Graph, Lifecycle, Op, Rows, ValueId};
 use std::ops::RangeInclusive;
 
 #[cfg(test)]
@@ -10,7 +10,8 @@ mod tests;
 const ALIGN: u64 = 256;
 
 /// Offsets of all stack values in one arena, for steps of up to a given size. Smaller steps use the same
-/// offsets. Two values share bytes only if no node needs both.
+/// offsets. Two values share bytes only if no node needs both. A sum takes the place of the older of the terms that
+/// nothing reads later: a residual stream stays where it is.
 ///
 /// Greedy by size (Pisarchyk & Lee 2020, "Efficient memory management for deep neural net inference"):
 /// the largest value first, each at the lowest offset that is free during its whole life. The step's inputs
@@ -30,8 +31,9 @@ pub struct StackPlan {
 impl StackPlan {
     /// Plans the stack of `graph` for steps of up to `rows`.
     pub fn new(graph: &Graph, rows: Rows) -> Self {
-        let lives = lifetimes(graph);
+        let mut lives = lifetimes(graph);
         let inputs = inputs(graph);
+        let sums = sums_in_place(graph, &mut lives);
         let mut order: Vec<ValueId> = lives.iter().flatten().map(|&(id, _)| id).collect();
         order.retain(|id| !inputs.contains(id));
         order.sort_by_key(|&id| (std::cmp::Reverse(graph.value(id).bytes(rows)), id));
@@ -60,6 +62,9 @@ impl StackPlan {
             let at = placed.partition_point(|p| p.0 <= offset);
             placed.insert(at, (offset, offset + len, life));
         }
+        for (sum, term) in sums {
+            plan.offsets[sum.0 as usize] = plan.offsets[term.0 as usize];
+        }
         plan
     }
 
@@ -70,6 +75,29 @@ impl StackPlan {
     pub fn offset(&self, id: ValueId) -> u64 {
         self.offsets[id.0 as usize].unwrap_or_else(|| panic!("value {} is not on the stack", id.0))
     }
+}
+
+/// Finds the sums that take the place of a term, in the graph's order, each with the first value at that place. Those
+/// values then live as long as their sums, which are left out of `lives`.
+fn sums_in_place(
+    graph: &Graph,
+    lives: &mut [Option<(ValueId, RangeInclusive<u32>)>],
+) -> Vec<(ValueId, ValueId)> {
+    let mut sums: Vec<(ValueId, ValueId)> = Vec::new();
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Add) {
+        let sum = node.outputs[0];
+        let place = |&term: &ValueId| {
+            let first = sums.iter().rev().find(|&&(sum, _)| sum == term).map_or(term, |&(_, first)| first);
+            let life = lives[first.0 as usize].as_ref().map(|(_, life)| life)?;
+            let fits = *life.end() == at as u32 && graph.value(first).shape == graph.value(sum).shape;
+            fits.then_some((*life.start(), first))
+        };
+        let Some((start, first)) = node.inputs.iter().filter_map(place).min() else { continue };
+        let Some((_, life)) = lives[sum.0 as usize].take() else { continue };
+        lives[first.0 as usize] = Some((first, start..=*life.end()));
+        sums.push((sum, first));
+    }
+    sums
 }
 
 fn inputs(graph: &Graph) -> [ValueId; 4] {

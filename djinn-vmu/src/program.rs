@@ -37,6 +37,8 @@ pub struct Launch {
     pub announces: bool,
     /// The product that is the next launch and reads what this one completes, if one does.
     pub read_by: Option<NextProduct>,
+    /// The addition that begins the next launch, if it alone reads what this one, a product with its whole weight, gives.
+    pub added_by: Option<NodeId>,
 }
 
 /// A product that reads what the launch before it completes.
@@ -80,6 +82,7 @@ impl Program {
             // Only one of a pair has weights.
             let reader =
                 if placement.tiles.get(tile).is_some_and(|next| next.tile.node == id) { id } else { last };
+            let mut begins = true;
             loop {
                 let tiles = tile..run_end(graph, placement, tile, reader, detail);
                 tile = tiles.end;
@@ -89,7 +92,20 @@ impl Program {
                 let told = ends && detail == Detail::Fused;
                 let next = if told { next_product(graph, placement, last, tile) } else { None };
                 let read_by = next.map(|next| NextProduct { alone: next.alone && release.is_none(), ..next });
-                launches.push(Launch { node: id, fused, tiles, acquire, release, announces, read_by });
+                let sum = NodeId(last.0 + 1);
+                let added_by =
+                    (told && fused.is_none() && begins && adds_alone(graph, id, sum)).then_some(sum);
+                launches.push(Launch {
+                    node: id,
+                    fused,
+                    tiles,
+                    acquire,
+                    release,
+                    announces,
+                    read_by,
+                    added_by,
+                });
+                begins = false;
                 if ends {
                     break;
                 }
@@ -152,6 +168,15 @@ fn next_product(graph: &Graph, placement: &Placement, id: NodeId, tile: usize) -
     let (acquire, _) = brackets(placement, &(tile..end));
     let later = graph.nodes[node.0 as usize + 1..].iter().any(|other| other.inputs.contains(&given));
     Some(NextProduct { node, tile, alone: whole && acquire.is_none() && !later })
+}
+
+/// Whether node `sum` adds what the product `id` gives to another value, and no other node reads it.
+fn adds_alone(graph: &Graph, id: NodeId, sum: NodeId) -> bool {
+    let (product, given) = (graph.node(id), graph.node(id).outputs[0]);
+    let readers: Vec<usize> =
+        (0..graph.nodes.len()).filter(|&at| graph.nodes[at].inputs.contains(&given)).collect();
+    let adds = |node: &Node| node.op == Op::Add && node.inputs[0] != node.inputs[1];
+    product.op == Op::Linear && readers == [sum.0 as usize] && adds(graph.node(sum))
 }
 
 /// The end of the run of tiles from `first` on that one launch of `node` reads; empty if the first belongs to another

@@ -38,7 +38,7 @@ pub struct CudaDevice {
     streams: RefCell<Vec<RawStream>>,
     pub(crate) matmul: Matmul,
     pub(crate) scratch: Scratch,
-    memory: Memory,
+    pub(crate) memory: Memory,
     context: Context,
     name: String,
     reserved_bytes: u64,
@@ -186,7 +186,7 @@ impl CudaDevice {
     }
 
     /// Refuses if the device is lost; else makes its context current on the calling thread.
-    fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         match self.lost.get() {
             Some(lost) => Err(lost.clone()),
             None => self.sticky(self.context.make_current()),

@@ -61,6 +61,25 @@ pub(crate) fn gates(tiles: &[Linear]) -> bool {
     first.bias.is_none() && can != 0
 }
 
+/// Whether one launch can add a product of all tiles of a plain weight and 16-bit activations to `sum` in place, on the
+/// card of the current context.
+pub(crate) fn adds(tiles: &[Linear], sum: Place) -> bool {
+    let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
+    // SAFETY: as above; it follows no address.
+    let can = unsafe {
+        sys::djinn_linear_adds(
+            first.rows,
+            first.k,
+            n,
+            first.n,
+            dtype(first.weight.dtype),
+            first.out_width,
+            sum.output(),
+        )
+    };
+    first.bias.is_none() && first.out_column == 0 && can != 0
+}
+
 /// Where an operation stores its output in a 16-bit type.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounding {
@@ -246,6 +265,27 @@ impl Launch<'_> {
         decoded: Option<Place>,
         gated: Option<(Option<Place>, Place)>,
     ) -> Result<()> {
+        let raw = sys::djinn_linear_args {
+            gated: gated.and_then(|(out, _)| out).map_or(std::ptr::null_mut(), Place::output),
+            gated_rounded: gated.map_or(std::ptr::null_mut(), |(_, rounded)| rounded.output()),
+            ..self.linear_args(tiles, rows, rounded, decoded)
+        };
+        kernel!(djinn_linear, raw, self.stream)
+    }
+
+    /// Adds a product, which [`adds`] allows, to `sum` in place. The rest is as for [`linear`](Launch::linear).
+    pub(crate) fn linear_add(self, tiles: &[Linear], rounded: Place, sum: Place) -> Result<()> {
+        let args = self.linear_args(tiles, 0..tiles[0].rows, Some(rounded), None);
+        kernel!(djinn_linear, sys::djinn_linear_args { out: sum.output(), adds: 1, ..args }, self.stream)
+    }
+
+    fn linear_args(
+        self,
+        tiles: &[Linear],
+        rows: Range<u32>,
+        rounded: Option<Place>,
+        decoded: Option<Place>,
+    ) -> sys::djinn_linear_args {
         let args = &tiles[0];
         let weights = self.weights(tiles.iter().map(|tile| tile.weight), decoded);
         let (encoding, row_bytes) = how_it_lies(args.weight, args.n, decoded);
@@ -256,7 +296,7 @@ impl Launch<'_> {
             let place = self.memory.resolve(span);
             place.slice(u64::from(rows.start) * row, rows.len() as u64 * row)
         };
-        let raw = sys::djinn_linear_args {
+        sys::djinn_linear_args {
             x: part(args.x, args.k).input(),
             weights,
             bias,
@@ -273,10 +313,10 @@ impl Launch<'_> {
             encoding,
             row_bytes,
             fresh: decoded.is_some().into(),
-            gated: gated.and_then(|(out, _)| out).map_or(std::ptr::null_mut(), Place::output),
-            gated_rounded: gated.map_or(std::ptr::null_mut(), |(_, rounded)| rounded.output()),
-        };
-        kernel!(djinn_linear, raw, self.stream)
+            gated: std::ptr::null_mut(),
+            gated_rounded: std::ptr::null_mut(),
+            adds: 0,
+        }
     }
 
     /// The addresses of weights, or of the `decoded` rows of the first.
@@ -390,6 +430,7 @@ impl Launch<'_> {
             fresh: decoded.is_some().into(),
             gated: std::ptr::null_mut(),
             gated_rounded: std::ptr::null_mut(),
+            adds: 0,
         };
         let raw = sys::djinn_expert_linear_args {
             linear,

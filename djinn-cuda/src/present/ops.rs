@@ -2,7 +2,7 @@
 
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, Rounding, TILES, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read,
+    Launch, Rounding, TILES, adds, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read,
     wants_rounded,
 };
 use crate::present::matmul::Shape;
@@ -204,6 +204,32 @@ impl CudaDevice {
         Ok(true)
     }
 
+    /// Adds a product with all tiles of a weight to a term of `add`, in place and in one launch, and returns whether it
+    /// could.
+    fn adds(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
+        let args = &tiles[0];
+        let in_place = [[add.a, add.b], [add.b, add.a]].contains(&[add.out, args.out]);
+        let plain = args.weight.encoding == Encoding::Plain && at_once(tiles) == tiles.len();
+        let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
+        if !in_place || !plain || !fits || !wants_rounded(args.rows, args.k, args.weight, false) {
+            return Ok(false);
+        }
+        // Not in a launch, which would end what is kept for the product.
+        self.enter()?;
+        let sum = self.memory.resolve(add.out);
+        if !adds(tiles, sum) {
+            return Ok(false);
+        }
+        let known = self.prepared.take().filter(|known| known.stream == stream);
+        assert!(known.is_none_or(|known| known.allows(args, true)), "{OTHER}");
+        self.claim_scratch(stream)?;
+        self.launch(stream, |launch| {
+            self.in_pieces(launch, args, known, |_, x| launch.linear_add(tiles, x, sum).map(|()| true))?;
+            Ok(())
+        })?;
+        Ok(true)
+    }
+
     /// Launches an operation that writes rows of `out`. If the product that reads them next takes them rounded, the
     /// operation stores them so in the workspace as well, or only there if nothing else reads them.
     fn rounding(
@@ -378,6 +404,15 @@ impl Ops for CudaDevice {
         }
         self.linear_tiles(stream, tiles)?;
         self.silu_mul(stream, act)
+    }
+
+    fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
+        debug_assert_eq!(add.check(), ());
+        let added = self.adds(stream, tiles, add)?;
+        if !added {
+            self.linear_tiles(stream, tiles)?;
+        }
+        Ok(added)
     }
 
     fn rope_kv_write(&self, stream: Stream, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {

@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 65] = named![
+    let checks: [Check<D>; 66] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -80,6 +80,7 @@ pub(super) fn each_op<D: Ops>(
         linear::computes_batch_invariant_rows,
         linear::takes_tiles_at_once,
         linear::activates_at_once,
+        linear::adds_at_once,
         linear::reads_the_latest,
         linear::serves_unusual_widths,
         encoded::products_match_the_reference,

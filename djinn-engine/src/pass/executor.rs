@@ -28,6 +28,8 @@ pub(super) struct Executor<'a, D: Ops> {
     runs: &'a RowRuns,
     /// A hook reads or changes what the present launch gives.
     hooked: bool,
+    /// The addition that the product before it has done.
+    added: Option<NodeId>,
     /// Records the boundaries of launches during a trace.
     trace: Option<&'a mut Recorder>,
 }
@@ -44,8 +46,22 @@ impl<'a, D: Ops> Executor<'a, D> {
         let Runtime { device, compute, .. } = runtime;
         let Parts { graph, plan, program, text, data, stack, .. } = parts;
         let (compute, places) = (*compute, &plan.kv_places);
-        let hooked = false;
-        Executor { device, compute, graph, program, places, text, data, stack, rows, runs, hooked, trace }
+        let (hooked, added) = (false, None);
+        Executor {
+            device,
+            compute,
+            graph,
+            program,
+            places,
+            text,
+            data,
+            stack,
+            rows,
+            runs,
+            hooked,
+            added,
+            trace,
+        }
     }
 
     /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the weight stream stays in
@@ -95,14 +111,18 @@ impl<'a, D: Ops> Executor<'a, D> {
     }
 
     /// Runs two fused nodes.
-    fn launch_pair(&self, node: &Node, next: &Node, launch: &Launch, rows: u32) -> Result<()> {
+    fn launch_pair(&mut self, node: &Node, next: &Node, launch: &Launch, rows: u32) -> Result<()> {
         match (&node.op, &next.op) {
             (Op::Add, &Op::RmsNorm { eps }) => {
                 let weight = self.text.tiles()[launch.tiles.start].parts[0];
                 let (add, norm) = (self.add(node), self.rms_norm(next, launch, eps, rows, weight));
                 add.check();
                 norm.check();
-                self.device.add_rms_norm(self.compute, &add, &norm)?;
+                if self.added == Some(launch.node) {
+                    self.device.rms_norm(self.compute, &norm)?;
+                } else {
+                    self.device.add_rms_norm(self.compute, &add, &norm)?;
+                }
             }
             (Op::Rope { .. }, Op::KvWrite { .. }) => {
                 let (rope, write) = (self.rope(node, rows), self.kv_write(next, rows));
@@ -111,7 +131,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 self.device.rope_kv_write(self.compute, &rope, &write)?;
             }
             (Op::Linear, Op::SiluMul) => {
-                self.linear(node, launch, Some(self.silu_mul(next, launch, rows)))?
+                self.linear(node, launch, Some(self.silu_mul(next, launch, rows)))?;
             }
             (first, second) => panic!("no operation computes {first:?} and {second:?}"),
         }
@@ -119,7 +139,7 @@ impl<'a, D: Ops> Executor<'a, D> {
     }
 
     /// Launches a node. Only a product may read several tiles.
-    fn launch(&self, node: &Node, launch: &Launch, rows: u32) -> Result<()> {
+    fn launch(&mut self, node: &Node, launch: &Launch, rows: u32) -> Result<()> {
         let (device, stream) = (self.device, self.compute);
         let input = |i: usize| self.span(node.inputs[i]);
         let output = |i: usize| self.span(node.outputs[i]);
@@ -157,7 +177,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (qkv, query, key) = (input(0), weight(0), weight(1));
                 enqueue!(head_norm, HeadNorm { qkv, query, key, eps, heads, kv_heads, head_dim, rows })
             }
-            Op::Linear => self.linear(node, launch, None)?,
+            Op::Linear => self.added = self.linear(node, launch, None)?,
             Op::Rope { .. } => enqueue!(rope, self.rope(node, rows)),
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
             Op::Attention { .. } => self.attention(node, launch)?,
@@ -166,6 +186,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let len = self.graph.value(node.outputs[0]).elements(self.rows);
                 enqueue!(gelu, Gelu { x: input(0), out: output(0), form, len })
             }
+            Op::Add if self.added == Some(launch.node) => (),
             Op::Add => enqueue!(add, self.add(node)),
             Op::SelectRows => {
                 let (x, indices, out) = (input(0), input(1), output(0));
@@ -205,8 +226,9 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(())
     }
 
-    /// A product and the activation fused with it, in launches that keep sequences apart.
-    fn linear(&self, node: &Node, launch: &Launch, act: Option<SiluMul>) -> Result<()> {
+    /// A product and the activation fused with it, in launches that keep sequences apart. Gives the addition after the
+    /// product if the device did that as well.
+    fn linear(&self, node: &Node, launch: &Launch, act: Option<SiluMul>) -> Result<Option<NodeId>> {
         let act = act.inspect(SiluMul::check);
         let tiles = &self.text.tiles()[launch.tiles.clone()];
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
@@ -227,12 +249,22 @@ impl<'a, D: Ops> Executor<'a, D> {
             };
             let products: Vec<Linear> = tiles.iter().map(args).collect();
             products.iter().for_each(Linear::check);
-            match act.filter(|_| runs.len() == 1) {
-                Some(act) => return Ok(self.device.linear_silu_mul(self.compute, &products, &act)?),
-                None => self.device.linear_tiles(self.compute, &products)?,
+            let sum = launch.added_by.filter(|_| !self.hooked);
+            match (act, sum) {
+                (Some(act), _) if runs.len() == 1 => {
+                    self.device.linear_silu_mul(self.compute, &products, &act)?;
+                    return Ok(None);
+                }
+                (None, Some(sum)) if runs.len() == 1 => {
+                    let add = self.add(self.graph.node(sum));
+                    add.check();
+                    return Ok(self.device.linear_add(self.compute, &products, &add)?.then_some(sum));
+                }
+                _ => self.device.linear_tiles(self.compute, &products)?,
             }
         }
-        Ok(act.map_or(Ok(()), |act| self.device.silu_mul(self.compute, &act))?)
+        act.map_or(Ok(()), |act| self.device.silu_mul(self.compute, &act))?;
+        Ok(None)
     }
 
     /// The runs of rows that a product computes apart; `None`: all rows at once.

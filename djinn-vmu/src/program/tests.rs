@@ -60,6 +60,18 @@ proptest! {
                 prop_assert_eq!(alone, whole && graph.nodes.iter().filter(reads).count() == 1);
             }
         }
+        for (at, launch) in program.launches.iter().enumerate() {
+            let given = graph.node(launch.node).outputs[0];
+            let next = program.launches.get(at + 1).map(|next| next.node);
+            let adds = next.is_some_and(|next| {
+                let readers = graph.nodes.iter().filter(|node| node.inputs.contains(&given)).count();
+                let node = graph.node(next);
+                node.op == djinn_srg::Op::Add && node.inputs.contains(&given) && readers == 1
+            });
+            let tiles = placement.tiles.iter().filter(|placed| placed.tile.node == launch.node).count();
+            let product = graph.node(launch.node).op == djinn_srg::Op::Linear && launch.tiles.len() == tiles;
+            prop_assert_eq!(launch.added_by, next.filter(|_| !apart && product && adds));
+        }
         prop_assert_eq!((tile, held), (placement.tiles.len(), None));
         let acquired: Vec<ChunkId> = program.launches.iter().filter_map(|launch| launch.acquire).collect();
         prop_assert_eq!(acquired, placement.streamed().collect::<Vec<_>>());

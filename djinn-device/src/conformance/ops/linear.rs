@@ -1,7 +1,7 @@
 //! Checks of [`Linear`].
 
 use super::rig::{DTYPES, PARTS, Rig, rows, same_bits};
-use crate::args::{Linear, ReadBy, RmsNorm, SiluMul};
+use crate::args::{Add, Linear, ReadBy, RmsNorm, SiluMul};
 use crate::{DType, Ops, Result, Span, Stream};
 
 /// Shapes with whole and ragged tiles in every direction.
@@ -244,6 +244,57 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
                     same_bits(&name, &at_once[0], &apart[0]);
                     same_bits(&format!("a product of {name}"), &at_once[1], &apart[1]);
                 }
+            }
+        }
+    }
+}
+
+/// A product that is added to another value in one launch, in place or not: the bits of one after the other.
+pub(super) fn adds_at_once<D: Ops>(rig: &mut Rig<D>) {
+    // Devices divide products of many rows among their parts: evenly or not, and in pairs, of which one may be half.
+    let cases: [([usize; 2], &[usize], &[DType]); 8] = [
+        ([1, 64], &[1024], &DTYPES),
+        ([40, 192], &[512, 512], &DTYPES),
+        ([130, 64], &[304, 304, 96], &DTYPES),
+        ([257, 64], &[203, 203, 42], &DTYPES),
+        ([300, 64], &[2752], &[DType::BF16]),
+        ([600, 64], &[512], &[DType::F16]),
+        ([700, 64], &[512, 512, 488], &[DType::F16]),
+        ([1030, 64], &[512, 512, 256], &[DType::BF16]),
+    ];
+    for ([rows, k], tiles, dtypes) in cases {
+        for &dtype in dtypes {
+            let n = tiles.iter().sum::<usize>();
+            let case = Case::new(rig, [rows, k, n], dtype, None);
+            // Subnormal terms and sums as well.
+            let small = |x: &f32, among: bool| if among { x * 1e-38 } else { *x };
+            let terms = rig.random.floats(rows * n);
+            let terms: Vec<f32> = (0..).zip(&terms).map(|(i, x)| small(x, i % 3 == 0)).collect();
+            let x: Vec<f32> = (0..).zip(&case.x).map(|(i, x)| small(x, i / k % 3 == 0)).collect();
+            let mut run = |at_once: bool, place: usize| {
+                let (x, term, product) = (rig.upload(&x), rig.upload(&terms), rig.blank_f32(rows * n));
+                let out = [term, rig.blank_f32(rows * n), product][place];
+                let products = case.products(rig, [x, product], tiles);
+                let add = Add { a: term, b: product, out, len: (rows * n) as u64 };
+                products.iter().for_each(Linear::check);
+                add.check();
+                let device = &rig.device;
+                let done = if at_once {
+                    device.linear_add(rig.stream, &products, &add)
+                } else {
+                    device.linear_tiles(rig.stream, &products).map(|()| false)
+                };
+                if !done.expect("work is enqueued") {
+                    rig.enqueued(device.add(rig.stream, &add));
+                }
+                let sum: Vec<f32> = rig.download(out);
+                rig.clear();
+                sum
+            };
+            let apart = run(false, 0);
+            for place in 0..if rows < 300 { 3 } else { 1 } {
+                let name = format!("{} in {} tiles, added", case.name(), tiles.len());
+                same_bits(&name, &run(true, place), &apart);
             }
         }
     }
