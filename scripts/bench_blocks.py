@@ -56,6 +56,7 @@ class Linear(ctypes.Structure):
             for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows encoding row_bytes fresh".split()
         ),
         *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
+        ("adds", ctypes.c_uint32),
     ]
 
 

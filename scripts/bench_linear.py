@@ -43,6 +43,7 @@ class Args(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows".split()),
         *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
         *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
+        ("adds", ctypes.c_uint32),
     ]
 
 

@@ -1,18 +1,19 @@
 //! Runs a program: the one place that turns a node into a launch.
 
+mod arguments;
+
 use super::batch::{RowRuns, words};
 use crate::hooks::Pending;
 use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
 use djinn_device::args::{
-    Add, Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear,
-    ReadBy, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul, Weight,
+    Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, LayerNorm, Linear, RopeTable, Route,
+    SelectRows, SiluMul,
 };
-use djinn_device::{DeviceInfo, Ops, Span, Stream};
-use djinn_srg::{Dim, Graph, KvPlan, Lifecycle, Node, NodeId, Op, Rows, ValueId};
+use djinn_device::{Ops, Stream};
+use djinn_srg::{Graph, KvPlan, Node, NodeId, Op, Rows};
 use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
-use std::ops::Range;
 
 /// One pass: binds the rows of a step to the launches of a program.
 pub(super) struct Executor<'a, D: Ops> {
@@ -267,16 +268,6 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(None)
     }
 
-    /// The runs of rows that a product computes apart; `None`: all rows at once.
-    fn runs_of(&self, node: &Node, tile: &LoadedTile) -> Option<&[Range<u32>]> {
-        let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
-        match tile.parts[0].dtype {
-            dtype if self.runs.wide && DeviceInfo::is_wide(dtype, self.width(node.inputs[0])) => None,
-            _ if of_logits => Some(&self.runs.logits),
-            _ => Some(&self.runs.products),
-        }
-    }
-
     fn attention(&self, node: &Node, launch: &Launch) -> Result<()> {
         let Op::Attention { heads, scale, window, alibi, .. } = node.op else {
             unreachable!("called for attention")
@@ -301,66 +292,5 @@ impl<'a, D: Ops> Executor<'a, D> {
             self.device.attention(self.compute, &args)?;
         }
         Ok(())
-    }
-
-    fn add(&self, node: &Node) -> Add {
-        let len = self.graph.value(node.outputs[0]).elements(self.rows);
-        let (a, b, out) = (self.span(node.inputs[0]), self.span(node.inputs[1]), self.span(node.outputs[0]));
-        Add { a, b, out, len }
-    }
-
-    fn rms_norm(&self, node: &Node, launch: &Launch, eps: f32, rows: u32, weight: Weight) -> RmsNorm {
-        let (x, out, width) =
-            (self.span(node.inputs[0]), self.span(node.outputs[0]), self.width(node.outputs[0]));
-        RmsNorm { x, weight, out, eps, width, rows, read_by: self.read_by(launch) }
-    }
-
-    fn silu_mul(&self, node: &Node, launch: &Launch, rows: u32) -> SiluMul {
-        let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
-        SiluMul { x, out, width: self.width(node.outputs[0]), rows, read_by: self.read_by(launch) }
-    }
-
-    fn rope(&self, node: &Node, rows: u32) -> Rope {
-        let Op::Rope { heads, kv_heads, head_dim, rotary_dim, style } = node.op else {
-            unreachable!("called for a rotation")
-        };
-        let (qkv, table) = (self.span(node.inputs[0]), self.span(node.inputs[1]));
-        Rope { qkv, table, heads, kv_heads, head_dim, rotary_dim, style, rows }
-    }
-
-    fn kv_write(&self, node: &Node, rows: u32) -> KvWrite {
-        let Op::KvWrite { heads, .. } = node.op else { unreachable!("called for a cache write") };
-        KvWrite {
-            qkv: self.span(node.inputs[0]),
-            kv: self.kv(node.outputs[0]),
-            row_seq: self.span(node.inputs[1]),
-            positions: self.span(node.inputs[2]),
-            heads,
-            rows,
-        }
-    }
-
-    fn read_by(&self, launch: &Launch) -> Option<ReadBy> {
-        let next = launch.read_by?;
-        let tile = &self.text.tiles()[next.tile];
-        let at_once = self.runs_of(self.graph.node(next.node), tile).is_none_or(|runs| runs.len() == 1);
-        let Weight { dtype, encoding, .. } = tile.parts[0];
-        Some(ReadBy { dtype, encoding, alone: next.alone && at_once && !self.hooked })
-    }
-
-    fn kv(&self, cache: ValueId) -> KvPages {
-        self.data.at(self.places.place(cache))
-    }
-
-    fn span(&self, id: ValueId) -> Span {
-        debug_assert_eq!(self.graph.value(id).lifecycle, Lifecycle::Stack);
-        self.stack.span(self.graph, id, self.rows)
-    }
-
-    fn width(&self, id: ValueId) -> u32 {
-        match self.graph.value(id).shape.as_slice() {
-            [_, Dim::Fixed(width)] => *width as u32,
-            shape => panic!("{} is no activation: {shape:?}", self.graph.value(id).name),
-        }
     }
 }
