@@ -251,7 +251,7 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
 
 /// A product that is added to another value in one launch, in place or not: the bits of one after the other.
 pub(super) fn adds_at_once<D: Ops>(rig: &mut Rig<D>) {
-    // Devices divide products of many rows among their parts: evenly or not, and in pairs, of which one may be half.
+    // Devices divide products of many rows among their parts: evenly or not, and in pairs. The last pair may be half of one.
     let cases: [([usize; 2], &[usize], &[DType]); 8] = [
         ([1, 64], &[1024], &DTYPES),
         ([40, 192], &[512, 512], &DTYPES),
