@@ -289,8 +289,10 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     }
     if (args->adds != 0) {
         const djinn_linear_args &a = *args;
-        const bool plain = a.bias == nullptr && a.encoding == DJINN_PLAIN && a.rounded != nullptr && a.gated_rounded == nullptr;
-        if (!plain || !djinn_linear_adds(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype, a.out_width, a.out + a.out_column)) {
+        const bool plain = a.bias == nullptr && a.encoding == DJINN_PLAIN && a.gated_rounded == nullptr;
+        const float *const out = a.out + a.out_column;
+        const bool can = djinn_linear_adds(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype, a.out_width, out);
+        if (!plain || a.rounded == nullptr || !can) {
             return cudaErrorInvalidValue;
         }
     }

@@ -103,7 +103,10 @@ static bool can_add(const djinn_linear_args &a, const WideChoice &choice) {
     return is_whole(a, choice.width) && apart && paired;
 }
 
-/* Describes the output to TMA, in boxes as WideTiles::store_bulk has them: out in f32, or a gated product in the weight's type. */
+/*
+ * Describes the output to TMA, in boxes as WideTiles::store_bulk has them: out in f32, or a gated product in the weight's
+ * type.
+ */
 static bool encode_out(CUtensorMap &map, const djinn_linear_args &a, unsigned width) {
     const bool gated = a.gated_rounded != nullptr;
     void *const out = gated ? a.gated_rounded : a.out + a.out_column;

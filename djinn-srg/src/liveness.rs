@@ -33,7 +33,7 @@ impl StackPlan {
     pub fn new(graph: &Graph, rows: Rows) -> Self {
         let mut lives = lifetimes(graph);
         let inputs = inputs(graph);
-        let sums = sums_in_place(graph, &mut lives);
+        let places = places(graph, &mut lives);
         let mut order: Vec<ValueId> = lives.iter().flatten().map(|&(id, _)| id).collect();
         order.retain(|id| !inputs.contains(id));
         order.sort_by_key(|&id| (std::cmp::Reverse(graph.value(id).bytes(rows)), id));
@@ -62,9 +62,7 @@ impl StackPlan {
             let at = placed.partition_point(|p| p.0 <= offset);
             placed.insert(at, (offset, offset + len, life));
         }
-        for (sum, term) in sums {
-            plan.offsets[sum.0 as usize] = plan.offsets[term.0 as usize];
-        }
+        plan.offsets = places.iter().map(|first| plan.offsets[first.0 as usize]).collect();
         plan
     }
 
@@ -77,27 +75,24 @@ impl StackPlan {
     }
 }
 
-/// Finds the sums that take the place of a term, in the graph's order, each with the first value at that place. Those
-/// values then live as long as their sums, which are left out of `lives`.
-fn sums_in_place(
-    graph: &Graph,
-    lives: &mut [Option<(ValueId, RangeInclusive<u32>)>],
-) -> Vec<(ValueId, ValueId)> {
-    let mut sums: Vec<(ValueId, ValueId)> = Vec::new();
+/// The first value at the place of each value: another one only for sums that take the place of a term. The first then
+/// lives as long as its sums, which are left out of `lives`.
+fn places(graph: &Graph, lives: &mut [Option<(ValueId, RangeInclusive<u32>)>]) -> Vec<ValueId> {
+    let mut places: Vec<ValueId> = graph.ids().map(|(id, _)| id).collect();
     for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Add) {
         let sum = node.outputs[0];
-        let place = |&term: &ValueId| {
-            let first = sums.iter().rev().find(|&&(sum, _)| sum == term).map_or(term, |&(_, first)| first);
+        let ending = |term: &ValueId| {
+            let first = places[term.0 as usize];
             let life = lives[first.0 as usize].as_ref().map(|(_, life)| life)?;
             let fits = *life.end() == at as u32 && graph.value(first).shape == graph.value(sum).shape;
             fits.then_some((*life.start(), first))
         };
-        let Some((start, first)) = node.inputs.iter().filter_map(place).min() else { continue };
+        let Some((start, first)) = node.inputs.iter().filter_map(ending).min() else { continue };
         let Some((_, life)) = lives[sum.0 as usize].take() else { continue };
         lives[first.0 as usize] = Some((first, start..=*life.end()));
-        sums.push((sum, first));
+        places[sum.0 as usize] = first;
     }
-    sums
+    places
 }
 
 fn inputs(graph: &Graph) -> [ValueId; 4] {

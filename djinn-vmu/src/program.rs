@@ -82,7 +82,7 @@ impl Program {
             // Only one of a pair has weights.
             let reader =
                 if placement.tiles.get(tile).is_some_and(|next| next.tile.node == id) { id } else { last };
-            let mut begins = true;
+            let first = tile;
             loop {
                 let tiles = tile..run_end(graph, placement, tile, reader, detail);
                 tile = tiles.end;
@@ -92,9 +92,8 @@ impl Program {
                 let told = ends && detail == Detail::Fused;
                 let next = if told { next_product(graph, placement, last, tile) } else { None };
                 let read_by = next.map(|next| NextProduct { alone: next.alone && release.is_none(), ..next });
-                let sum = NodeId(last.0 + 1);
-                let added_by =
-                    (told && fused.is_none() && begins && adds_alone(graph, id, sum)).then_some(sum);
+                let whole = told && fused.is_none() && tiles.start == first;
+                let added_by = if whole { next_sum(graph, id) } else { None };
                 launches.push(Launch {
                     node: id,
                     fused,
@@ -105,7 +104,6 @@ impl Program {
                     read_by,
                     added_by,
                 });
-                begins = false;
                 if ends {
                     break;
                 }
@@ -170,13 +168,13 @@ fn next_product(graph: &Graph, placement: &Placement, id: NodeId, tile: usize) -
     Some(NextProduct { node, tile, alone: whole && acquire.is_none() && !later })
 }
 
-/// Whether node `sum` adds what the product `id` gives to another value, and no other node reads it.
-fn adds_alone(graph: &Graph, id: NodeId, sum: NodeId) -> bool {
-    let (product, given) = (graph.node(id), graph.node(id).outputs[0]);
-    let readers: Vec<usize> =
-        (0..graph.nodes.len()).filter(|&at| graph.nodes[at].inputs.contains(&given)).collect();
-    let adds = |node: &Node| node.op == Op::Add && node.inputs[0] != node.inputs[1];
-    product.op == Op::Linear && readers == [sum.0 as usize] && adds(graph.node(sum))
+/// The next node, if it adds what the product `id` gives to another value, and no other node reads that.
+fn next_sum(graph: &Graph, id: NodeId) -> Option<NodeId> {
+    let (sum, given) = (NodeId(id.0 + 1), graph.node(id).outputs[0]);
+    let (next, later) = graph.nodes[sum.0 as usize..].split_first()?;
+    let adds = next.op == Op::Add && next.inputs.iter().filter(|&&term| term == given).count() == 1;
+    let alone = || !later.iter().any(|node| node.inputs.contains(&given));
+    (graph.node(id).op == Op::Linear && adds && alone()).then_some(sum)
 }
 
 /// The end of the run of tiles from `first` on that one launch of `node` reads; empty if the first belongs to another
