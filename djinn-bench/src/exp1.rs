@@ -19,7 +19,7 @@ use crate::{figures, interrupt, remark, report, size};
 use anyhow::{Context, Result, bail, ensure};
 use bed::{Bed, Ran, SimBed};
 use djinn_device::Ops;
-use djinn_engine::Options;
+use djinn_engine::{Options, Workspaces};
 use djinn_host::{Card, DeviceName, Needs, OnDevice, Setup};
 use djinn_models::Model;
 use djinn_scheduler::sim::{Oracle, Profile, RunSpan, Workload};
@@ -148,16 +148,13 @@ impl OnDevice for &Experiment<'_> {
 
 impl Experiment<'_> {
     fn needs(&self) -> Needs {
-        let decoded_bytes = djinn_srg::decoded_bytes(&self.model.graph);
-        Needs { pinned_bytes: self.room.pinned_bytes, decoded_bytes }
+        Needs { pinned_bytes: self.room.pinned_bytes, workspaces: Workspaces::least(&self.model.graph) }
     }
 
     fn simulated(&self) -> Result<Document<Exp1>> {
         let machine = || Card::find(DEFAULT_MACHINE).expect("a known card").machine();
         let machine = self.args.gpu.map_or_else(machine, Card::machine);
-        let needs = self.needs();
-        let for_work = djinn_cuda::mapping_bytes(needs.pinned_bytes) + needs.decoded_bytes;
-        let options = self.room.fill(self.model, machine.reserved_bytes + for_work)?;
+        let options = self.room.fill(self.model, machine.reserved_bytes + self.needs().card_bytes())?;
         let (times, profile) = match &self.profile {
             Some(given) => given.clone(),
             None => {

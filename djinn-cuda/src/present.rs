@@ -2,6 +2,7 @@
 
 mod capture;
 mod context;
+mod decoded;
 mod device;
 mod event;
 mod launch;

@@ -1,5 +1,6 @@
 //! The [`Device`] trait: memory, streams, events, copies.
 
+use crate::args::Weight;
 use crate::{Buffer, DType, Encoding, Error, Result, Space, Span, Usage};
 use std::time::Duration;
 
@@ -65,8 +66,8 @@ pub struct DeviceInfo {
     pub captures: bool,
     /// `linear` is batch-invariant for up to this many rows: a row's bits do not depend on the rest of the batch.
     pub batch_invariant_rows: u32,
-    /// Whether `linear` is batch-invariant for any number of rows if the weight is f16 or bf16 with rows of a multiple
-    /// of 64 elements.
+    /// Whether `linear` is batch-invariant for any number of rows if the weight is f16, bf16 or in blocks, with rows of a
+    /// multiple of 64 elements.
     pub wide_products: bool,
     /// `attention` is batch-invariant for up to this many adjacent rows of one sequence. A row in a longer run has the same
     /// bits in every longer run.
@@ -80,8 +81,9 @@ pub struct DeviceInfo {
 
 impl DeviceInfo {
     /// Whether a product with a weight of rows of `k` elements is one of [`wide_products`](DeviceInfo::wide_products).
-    pub fn is_wide(weight: DType, k: u32) -> bool {
-        matches!(weight, DType::F16 | DType::BF16) && k.is_multiple_of(64)
+    pub fn is_wide(weight: Weight, k: u32) -> bool {
+        let is_blocks = matches!(weight.encoding, Encoding::Blocks(_));
+        (is_blocks || matches!(weight.dtype, DType::F16 | DType::BF16)) && k.is_multiple_of(64)
     }
 }
 

@@ -23,6 +23,7 @@ mod sampler;
 mod sequence;
 mod service;
 mod trace;
+mod workspaces;
 
 pub use batcher::{Batcher, DeviceTimes, Finish, NewToken, Origin, StepCounts, Turn};
 pub use djinn_pages::Pages;
@@ -45,3 +46,4 @@ pub use service::{
     SessionImage, SessionSnapshot, Snapshot, Stats, TraceProgress, WeightPlaces, spawn,
 };
 pub use trace::Trace;
+pub use workspaces::Workspaces;

@@ -1,6 +1,6 @@
 //! Options for loading a model.
 
-use crate::{Error, Result, Sampling};
+use crate::{Error, Result, Sampling, Workspaces, workspaces};
 use djinn_device::args::{ExpertLinear, KvPages};
 use djinn_device::{Changes, DType};
 use djinn_srg::{Graph, KvPlan, Rows};
@@ -10,8 +10,16 @@ use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 const TILE: u32 = 128;
 /// Steps of fewer rows are not filled up, since that would take much memory.
 const LONG_STEP: u32 = 512;
-/// The most prefill chunks of a step if all weights are resident. Longer steps compute no more tokens per second.
+/// The most prefill chunks of a step if all weights are resident and plain. Longer steps compute no more tokens per second.
 const RESIDENT_CHUNKS: u32 = 2;
+/// The same if some are encoded: a longer step decodes them for more rows.
+const ENCODED_CHUNKS: u32 = 4;
+/// Prefill chunks of a step while weights stream, whatever their activations take.
+const STREAMED_CHUNKS: u32 = 3;
+/// More chunks may make a pass stream this share more: one part in so many.
+const STREAMED_MORE: u64 = 50;
+/// Bytes that a device is taken to reserve, workspaces aside, before it is made.
+const RESERVED: u64 = 1 << 30;
 
 /// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows`, in the last bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,9 +34,9 @@ pub struct Options {
     pub pages: Option<u32>,
     /// Rows of a prefill chunk. Longer prompts are computed in pieces of this size.
     pub prefill_rows: u32,
-    /// The most prefill chunks of a prompt in one step. Where weights stream, a step takes this number, since each pass
-    /// over the link then computes more; where all are resident, two at most. It takes one if there is no room for more
-    /// activations, or weights would stream because of them.
+    /// The most prefill chunks of a prompt in one step. Where weights stream, each pass over the link computes more with
+    /// more of them: a step takes up to three, and as many beyond as make a pass stream 2 % more at most. Where all weights
+    /// are resident it takes up to two, or four if some are encoded, and only as many as keep all of them resident.
     pub prefill_chunks: u32,
     /// Rows of a step beside those of prefill chunks: with many sessions, `sequences` or more.
     pub decode_rows: u32,
@@ -88,7 +96,6 @@ impl Options {
     /// An upper bound of the host bytes for `graph`, on a device that reserves up to 1 GiB. Devices need it before
     /// they are made. It covers weights, and some room for inputs and staging.
     pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
-        const RESERVED: u64 = 1 << 30;
         const BESIDE: u64 = 256 << 20;
         // Two steps may be under way.
         let of = |plan: MemoryPlan| plan.host_bytes.saturating_add(2 * change_bytes(&plan.kv, graph.vocab));
@@ -129,10 +136,29 @@ impl Options {
         };
         let plan = |chunks| self.plan_for(graph, reserved_bytes, kv, chunks);
         let one = plan(1)?;
-        let streams = |plan: &MemoryPlan| plan.placement.streamed_bytes() > 0;
-        let most = if streams(&one) { u32::MAX } else { RESIDENT_CHUNKS }.min(self.prefill_chunks);
-        let several = (most > 1).then(|| plan(most).ok()).flatten();
-        Ok(several.filter(|several| streams(several) == streams(&one)).unwrap_or(one))
+        let streamed = |plan: &MemoryPlan| plan.placement.streamed_bytes();
+        let (most, allowed) = if streamed(&one) == 0 {
+            (resident_chunks(graph), 0)
+        } else {
+            let few = plan(STREAMED_CHUNKS).as_ref().map_or(u64::MAX, streamed);
+            (u32::MAX, few.saturating_add(few / STREAMED_MORE))
+        };
+        let several = (2..=most.min(self.prefill_chunks)).rev();
+        let mut plans = several.filter_map(|chunks| plan(chunks).ok().map(|plan| (chunks, plan)));
+        let chosen = plans
+            .find(|(chunks, plan)| streamed(plan) <= allowed || allowed > 0 && *chunks <= STREAMED_CHUNKS);
+        Ok(chosen.map_or(one, |(_, plan)| plan))
+    }
+
+    /// The workspaces of a device for `graph`, for [`plan`](Self::plan) to reserve: room for whole weights and steps if
+    /// all weights stay on the device beside it, or else the least.
+    pub fn workspaces(&self, graph: &Graph) -> Workspaces {
+        let chunks = u64::from(resident_chunks(graph).min(self.prefill_chunks));
+        let rows = u64::from(self.prefill_rows).saturating_mul(chunks).min(self.context);
+        let whole = Workspaces::whole(graph, rows.saturating_add(self.decode_rows.into()));
+        let plan = self.plan(graph, RESERVED.saturating_add(whole.total()));
+        let fits = plan.is_ok_and(|plan| plan.placement.streamed_bytes() == 0);
+        if fits { whole } else { Workspaces::least(graph) }
     }
 
     /// Plans for steps with `chunks` prefill chunks of a prompt.
@@ -150,6 +176,11 @@ impl Options {
         let demand = Demand { rows: Rows { rows, logit_rows }, kv, reserved_bytes };
         Ok(MemoryPlan::new(graph, &self.budget, &demand)?)
     }
+}
+
+/// The most prefill chunks of a step if all weights of `graph` are resident.
+fn resident_chunks(graph: &Graph) -> u32 {
+    if workspaces::encoded(graph).next().is_some() { ENCODED_CHUNKS } else { RESIDENT_CHUNKS }
 }
 
 /// Bytes for the changes of a step's logits.

@@ -2,7 +2,10 @@
 //! device whose products of many rows depend on the number of their rows.
 
 use djinn_cpu::{Math, SimConfig, SimDevice};
-use djinn_engine::{Budget, Engine, Error, Generate, Happening, Opening, Options, Request, Service, Turn};
+use djinn_device::{DType, Encoding};
+use djinn_engine::{
+    Budget, Engine, Error, Generate, Happening, Opening, Options, Request, Service, Turn, Workspaces,
+};
 use djinn_models::{Location, OpenOptions, open};
 use djinn_scheduler::{CostModel, Registry, Settings};
 use std::ops::ControlFlow;
@@ -34,16 +37,71 @@ fn options(resident_fraction: f64, prefill_chunks: u32) -> Options {
     Options { budget, context: 320, prefill_rows: 48, prefill_chunks, ..Options::default() }
 }
 
-/// Never more than are asked for, and of resident weights two.
+/// Never more than are asked for. Of resident weights two, or four if steps decode them.
 #[test]
 fn steps_take_more_chunks_of_a_prompt_where_weights_stream() {
-    let model =
-        open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
-    for (resident_fraction, most, chunks) in [(0.0, 3, 3), (0.0, 1, 1), (1.0, 3, 2), (1.0, 2, 2), (1.0, 1, 1)]
-    {
+    for (shape, resident_fraction, most, chunks) in [
+        ("tiny-gqa", 0.0, 3, 3),
+        ("tiny-gqa", 0.0, 1, 1),
+        ("tiny-gqa", 1.0, 3, 2),
+        ("tiny-gqa", 1.0, 2, 2),
+        ("tiny-gqa", 1.0, 1, 1),
+        ("tiny-gqa?encoding=q8_0", 1.0, 8, 4),
+        ("tiny-gqa?encoding=q8_0", 1.0, 3, 3),
+    ] {
+        let open_options = OpenOptions { encodings: &Encoding::ENCODED, ..OpenOptions::default() };
+        let model = open(&Location::Synthetic(shape.into()), &open_options).expect("a known shape");
         let plan = options(resident_fraction, most).plan(&model.graph, 0).expect("it fits");
-        assert_eq!(plan.stack.rows.rows, 48 * chunks, "{resident_fraction} resident, at most {most}");
+        assert_eq!(
+            plan.stack.rows.rows,
+            48 * chunks,
+            "{shape}, {resident_fraction} resident, at most {most}"
+        );
     }
+}
+
+/// Beyond three, the activations of further chunks make a pass stream little more.
+#[test]
+fn further_chunks_of_streamed_weights_take_little_of_the_budget() {
+    for (shape, gib, context, wanted) in [
+        ("llama-2-13b", 20, 4096, 5),
+        ("llama-2-70b", 24, 4096, 8),
+        ("llama-2-70b", 80, 4096, 8),
+        ("falcon-180b", 120, 2048, 4),
+    ] {
+        let model = open(&Location::Synthetic(shape.into()), &OpenOptions::default()).expect("a known shape");
+        let plan = |prefill_chunks| {
+            let budget = Budget { vram: Some(gib << 30), ..Budget::default() };
+            let options =
+                Options { budget, prefill_chunks, context, kv_dtype: DType::F16, ..Options::default() };
+            let plan = options.plan(&model.graph, 1 << 30).expect("it fits");
+            (plan.placement.streamed_bytes(), plan.stack.rows.rows / 512)
+        };
+        let [(few, three), (more, chunks)] = [3, 8].map(plan);
+        assert_eq!(three, 3, "{shape} in {gib} GiB");
+        assert!(
+            more <= few + few / 50,
+            "{shape} in {gib} GiB: {few} bytes stream, {more} with {chunks} chunks"
+        );
+        assert_eq!(chunks, wanted, "{shape} in {gib} GiB");
+    }
+}
+
+/// Whole weights are decoded only where all stay on the device beside them.
+#[test]
+fn workspaces_have_room_for_whole_weights_where_all_are_resident() {
+    let open_options = OpenOptions { encodings: &Encoding::ENCODED, ..OpenOptions::default() };
+    let shape = "llama-3.1-8b?encoding=q4_k_m";
+    let model = open(&Location::Synthetic(shape.into()), &open_options).expect("a known shape");
+    let workspaces = |gib: u64| {
+        let budget = Budget { vram: Some(gib << 30), ..Budget::default() };
+        Options { budget, prefill_chunks: 8, ..Options::default() }.workspaces(&model.graph)
+    };
+    let (gate_up, rows) = (2 * 14_336 * 4096 * 2, 4 * 512);
+    assert_eq!(workspaces(80).decoded_bytes, gate_up);
+    assert!(workspaces(80).activation_bytes >= rows * (4096 + 14_336) * 2);
+    assert_eq!(workspaces(4), Workspaces::least(&model.graph));
+    assert!(workspaces(4).decoded_bytes <= 64 << 20);
 }
 
 /// The activations of a second chunk are taken only from what is free.

@@ -7,7 +7,7 @@ use crate::{Activations, Error, Result, Setup};
 use djinn_cpu::{CpuConfig, CpuDevice, Math};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{Encoding, Ops};
-use djinn_engine::Options;
+use djinn_engine::{Options, Workspaces};
 use djinn_models::Model;
 use std::fmt;
 use std::str::FromStr;
@@ -71,16 +71,24 @@ pub trait OnDevice {
 pub struct Needs {
     /// The most bytes of host memory that the device pins.
     pub pinned_bytes: u64,
-    /// Device bytes for rows of encoded weights as 16-bit elements ([`djinn_srg::decoded_bytes`]); 0 if none are
-    /// encoded.
-    pub decoded_bytes: u64,
+    /// Device memory that operations use while they run.
+    pub workspaces: Workspaces,
 }
 
 impl Needs {
     /// Those of a model under the engine's `options`.
     pub fn of(model: &Model, options: &Options) -> Needs {
-        let decoded_bytes = djinn_srg::decoded_bytes(&model.graph);
-        Needs { pinned_bytes: options.most_host_bytes(&model.graph), decoded_bytes }
+        let graph = &model.graph;
+        Needs { pinned_bytes: options.most_host_bytes(graph), workspaces: options.workspaces(graph) }
+    }
+}
+
+impl Needs {
+    /// What a GPU takes of its memory for these needs, beside what it takes for any work.
+    pub fn card_bytes(self) -> u64 {
+        let Workspaces { decoded_bytes, activation_bytes } = self.workspaces;
+        let more = activation_bytes.saturating_sub(CudaConfig::default().max_activation_bytes);
+        djinn_cuda::mapping_bytes(self.pinned_bytes).saturating_add(decoded_bytes).saturating_add(more)
     }
 }
 
@@ -102,8 +110,10 @@ impl Setup {
             return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
         };
         self.check_target(true)?;
-        let Needs { pinned_bytes, decoded_bytes } = needs;
-        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, decoded_bytes, ..CudaConfig::default() };
+        let Needs { pinned_bytes, workspaces } = needs;
+        let (decoded_bytes, activation_bytes) = (workspaces.decoded_bytes, workspaces.activation_bytes);
+        let max_activation_bytes = activation_bytes.max(CudaConfig::default().max_activation_bytes);
+        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, max_activation_bytes, decoded_bytes };
         work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
     }
 }

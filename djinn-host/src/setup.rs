@@ -170,9 +170,9 @@ impl Setup {
     }
 }
 
-/// Prefill chunks of a step on a GPU with streamed weights: three take little longer than one. [`Options`] has the rule
-/// for resident ones.
-const CHUNKS_OF_A_STEP: u32 = 3;
+/// The most prefill chunks of a step on a GPU: 4,096 tokens, since other sessions of the step wait for them. [`Options`] has
+/// the rules.
+const CHUNKS_OF_A_STEP: u32 = 8;
 
 /// The default element type of the KV cache: f32 on the CPU and for f32 models, or else f16.
 pub fn kv_dtype(device: DeviceName, model: &Model) -> DType {

@@ -71,8 +71,6 @@ impl Target {
 
     /// Device memory that the device reserves for such work.
     pub fn reserved_bytes(&self, needs: Needs) -> u64 {
-        let for_work =
-            self.card.map_or(0, |_| djinn_cuda::mapping_bytes(needs.pinned_bytes) + needs.decoded_bytes);
-        self.machine.reserved_bytes + for_work
+        self.machine.reserved_bytes + self.card.map_or(0, |_| needs.card_bytes())
     }
 }

@@ -114,7 +114,7 @@ pub(super) struct Machine<'a> {
 impl Machine<'_> {
     /// Whether a product's low bits depend on the number of its rows.
     fn varies(self, product: &Linear) -> bool {
-        let wide = self.config.wide_products && DeviceInfo::is_wide(product.weight.dtype, product.k);
+        let wide = self.config.wide_products && DeviceInfo::is_wide(product.weight, product.k);
         product.rows > self.config.batch_invariant_rows && !wide
     }
 }

@@ -52,17 +52,19 @@ pub(crate) fn takes_rounded(rows: u32, k: u32, read: DType, stored: Encoding) ->
     unsafe { sys::djinn_linear_rounded(rows, k, dtype(read), encoding(stored)) != 0 }
 }
 
-/// Whether one launch can compute a product of all tiles of a plain weight, and SiLU of its first half times the
-/// second, on the card of the current context.
+/// Whether one launch can compute a product of all tiles of a weight that is plain or decoded, and SiLU of its first half
+/// times the second, on the card of the current context.
 pub(crate) fn gates(tiles: &[Linear]) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above.
-    let can = unsafe { sys::djinn_linear_gated(first.rows, first.k, n, first.n, dtype(first.weight.dtype)) };
+    let can = unsafe {
+        sys::djinn_linear_gated(first.rows, first.k, n, first.n, dtype(decoded_dtype(first.weight)))
+    };
     first.bias.is_none() && can != 0
 }
 
-/// Whether one launch can add a product of all tiles of a plain weight and 16-bit activations to `sum` in place, on the
-/// card of the current context.
+/// Whether one launch can add a product of all tiles of a weight that is plain or decoded and 16-bit activations to `sum`
+/// in place, on the card of the current context.
 pub(crate) fn adds(tiles: &[Linear], sum: Place) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above; it follows no address.
@@ -72,7 +74,7 @@ pub(crate) fn adds(tiles: &[Linear], sum: Place) -> bool {
             first.k,
             n,
             first.n,
-            dtype(first.weight.dtype),
+            dtype(decoded_dtype(first.weight)),
             first.out_width,
             sum.output(),
         )
@@ -274,8 +276,14 @@ impl Launch<'_> {
     }
 
     /// Adds a product, which [`adds`] allows, to `sum` in place. The rest is as for [`linear`](Launch::linear).
-    pub(crate) fn linear_add(self, tiles: &[Linear], rounded: Place, sum: Place) -> Result<()> {
-        let args = self.linear_args(tiles, 0..tiles[0].rows, Some(rounded), None);
+    pub(crate) fn linear_add(
+        self,
+        tiles: &[Linear],
+        rounded: Place,
+        decoded: Option<Place>,
+        sum: Place,
+    ) -> Result<()> {
+        let args = self.linear_args(tiles, 0..tiles[0].rows, Some(rounded), decoded);
         kernel!(djinn_linear, sys::djinn_linear_args { out: sum.output(), adds: 1, ..args }, self.stream)
     }
 

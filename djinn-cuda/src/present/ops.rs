@@ -1,5 +1,6 @@
 //! The operations: which kernel or library computes each.
 
+use crate::present::decoded::{rows_of, whole};
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
     Launch, Rounding, TILES, adds, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read,
@@ -34,7 +35,7 @@ fn is_read_rounded((rows, k): (u32, u32), next: ReadBy) -> bool {
 }
 
 /// Rows of a piece are a multiple of this, if there is room for that.
-const PIECE: u64 = 64;
+pub(crate) const PIECE: u64 = 64;
 
 impl CudaDevice {
     /// Rounds the activations of a product to the weight's type in the workspace, in pieces that fit it. Calls `work`
@@ -110,61 +111,57 @@ impl CudaDevice {
     }
 
     /// Whether a product reads its weight as it is stored.
-    fn reads_directly(&self, args: &Linear) -> bool {
+    pub(crate) fn reads_directly(&self, args: &Linear) -> bool {
         args.weight.encoding == Encoding::Plain
             || args.rows <= rows_read_directly(args.weight, args.k, args.n)
     }
 
-    /// A product with tiles that one launch takes ([`at_once`]), or with one tile.
+    /// A product of tiles that are computed [together](CudaDevice::together).
     fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
         if self.reads_directly(&tiles[0]) {
             return self.product_of(stream, tiles, None);
         }
-        for tile in tiles {
-            for rows in self.decoded_pieces(tile.n, tile.k)? {
-                self.product_of(stream, std::slice::from_ref(tile), Some(rows))?;
-            }
+        let all = whole(tiles);
+        for rows in self.decoded_pieces(all.n, all.k)? {
+            self.product_of(stream, tiles, Some(rows))?;
         }
         Ok(())
     }
 
-    /// The rows of a weight of `n` rows and `k` columns, in pieces whose elements fit the workspace.
-    fn decoded_pieces(&self, n: u32, k: u32) -> Result<impl Iterator<Item = Range<u32>> + use<>> {
-        let fit = self.scratch.decoded().len() / (u64::from(k) * 2);
-        let step = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(n.into()) as u32;
-        if step == 0 {
-            let reason = format!("{} bytes hold no row of {k} elements", self.scratch.decoded().len());
-            return Err(djinn_device::Error::Resource { what: "room for decoded weights", reason });
+    /// How many of the leading tiles are computed together: by one launch, or decoded for it.
+    fn together(&self, tiles: &[Linear]) -> usize {
+        match &tiles[0] {
+            tile if !self.reads_directly(tile) => self.decoded_together(tiles),
+            tile if self.is_own(tile) => at_once(tiles),
+            _ => 1,
         }
-        Ok((0..n).step_by(step as usize).map(move |first| first..n.min(first + step)))
     }
 
-    /// The same for weights that are read as they are stored, or for some `decoded` rows of one tile.
+    /// The same for weights that are read as they are stored, or for some `decoded` rows of all tiles.
     fn product_of(&self, stream: Stream, tiles: &[Linear], decoded: Option<Range<u32>>) -> Result<()> {
-        let (tile, piece) = (&tiles[0], decoded.as_ref().map(|rows| rows_of(&tiles[0], rows)));
-        let tiles = piece.as_ref().map_or(tiles, std::slice::from_ref);
-        let (args, dtype) = (&tiles[0], decoded_dtype(tile.weight));
-        let rounded = wants_rounded(args.rows, args.k, tile.weight, decoded.is_some());
+        let piece = decoded.as_ref().map(|rows| rows_of(&whole(tiles), rows));
+        let read = piece.as_ref().map_or(tiles, std::slice::from_ref);
+        let (args, dtype) = (&read[0], decoded_dtype(tiles[0].weight));
+        let rounded = wants_rounded(args.rows, args.k, args.weight, decoded.is_some());
         let own = self.is_own(args);
         let known = self.prepared.take().filter(|known| known.stream == stream);
         assert!(known.is_none_or(|known| known.allows(args, rounded)), "{OTHER}");
         if own && !rounded && decoded.is_none() {
-            return self.launch(stream, |launch| launch.linear(tiles, 0..args.rows, None, None, None));
+            return self.launch(stream, |launch| launch.linear(read, 0..args.rows, None, None, None));
         }
         self.claim_scratch(stream)?;
         self.launch(stream, |launch| {
-            let decoded =
-                decoded.map(|rows| self.decode(launch, tile.weight, [tile.n, tile.k], rows)).transpose()?;
+            let decoded = decoded.map(|rows| self.decode(launch, tiles, rows)).transpose()?;
             let done = if !own {
                 self.large_linear(launch, args, known, decoded)?
             } else if rounded {
                 self.in_pieces(launch, args, known, |rows, x| {
-                    launch.linear(tiles, rows, Some(x), decoded, None).map(|()| true)
+                    launch.linear(read, rows, Some(x), decoded, None).map(|()| true)
                 })?
             } else {
                 false
             };
-            if done { Ok(()) } else { launch.linear(tiles, 0..args.rows, None, decoded, None) }
+            if done { Ok(()) } else { launch.linear(read, 0..args.rows, None, decoded, None) }
         })?;
         // Nothing is kept if the workspace holds only a part, or if the output overwrites the activations.
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
@@ -177,12 +174,12 @@ impl CudaDevice {
     /// Computes a product with all tiles of a weight, and its activation function, in one launch, and returns whether
     /// it could. The workspace then holds the rounded result, behind the product's own activations.
     fn gated(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<bool> {
+        let Some(of) = self.at_once(tiles) else { return Ok(false) };
         let (args, dtype) = (&tiles[0], decoded_dtype(tiles[0].weight));
         let at = (u64::from(args.rows) * u64::from(args.k) * 2).next_multiple_of(256);
         let bytes = u64::from(act.rows) * u64::from(act.width) * 2;
         let all = self.scratch.activations();
-        let plain = args.weight.encoding == Encoding::Plain && at_once(tiles) == tiles.len();
-        if !plain || at + bytes > all.len() || !gates(tiles) {
+        if at + bytes > all.len() || !gates(&of) {
             return Ok(false);
         }
         let known = self.prepared.take().filter(|known| known.stream == stream && known.at == 0);
@@ -195,8 +192,9 @@ impl CudaDevice {
         self.launch(stream, |launch| {
             let out = (!alone).then(|| launch.memory.resolve(act.out));
             let out = (out, all.slice(at, bytes));
+            let decoded = self.decode_all(launch, tiles)?;
             self.in_pieces(launch, args, known, |rows, x| {
-                launch.linear(tiles, rows, Some(x), None, Some(out)).map(|()| true)
+                launch.linear(&of, rows, Some(x), decoded, Some(out)).map(|()| true)
             })?;
             Ok(())
         })?;
@@ -207,24 +205,27 @@ impl CudaDevice {
     /// Adds a product with all tiles of a weight to a term of `add`, in place and in one launch, and returns whether it
     /// could.
     fn adds(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
+        let Some(of) = self.at_once(tiles) else { return Ok(false) };
         let args = &tiles[0];
         let in_place = [[add.a, add.b], [add.b, add.a]].contains(&[add.out, args.out]);
-        let plain = args.weight.encoding == Encoding::Plain && at_once(tiles) == tiles.len();
+        let decoded = args.weight.encoding != Encoding::Plain;
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
-        if !in_place || !plain || !fits || !wants_rounded(args.rows, args.k, args.weight, false) {
+        if !in_place || !fits || !wants_rounded(args.rows, args.k, args.weight, decoded) {
             return Ok(false);
         }
         // Not in a launch, which would end what is kept for the product.
         self.enter()?;
         let sum = self.memory.resolve(add.out);
-        if !adds(tiles, sum) {
+        if !adds(&of, sum) {
             return Ok(false);
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
         assert!(known.is_none_or(|known| known.allows(args, true)), "{OTHER}");
         self.claim_scratch(stream)?;
         self.launch(stream, |launch| {
-            self.in_pieces(launch, args, known, |_, x| launch.linear_add(tiles, x, sum).map(|()| true))?;
+            let decoded = self.decode_all(launch, tiles)?;
+            let add = |_, x| launch.linear_add(&of, x, decoded, sum).map(|()| true);
+            self.in_pieces(launch, args, known, add)?;
             Ok(())
         })?;
         Ok(true)
@@ -257,33 +258,6 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Decodes some rows of a weight of `n` rows and `k` columns into the workspace.
-    fn decode(
-        &self,
-        launch: Launch<'_>,
-        weight: args::Weight,
-        [n, k]: [u32; 2],
-        rows: Range<u32>,
-    ) -> crate::Result<Place> {
-        let out = self.scratch.decoded().slice(0, rows.len() as u64 * u64::from(k) * 2);
-        launch.decode(weight, [n, k], rows, out).map(|()| out)
-    }
-
-    /// An expert's product whose weight is decoded piece by piece.
-    fn decoded_expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
-        let workspace =
-            wants_rounded(args.slots, args.k, args.weight, true).then(|| self.scratch.activations());
-        self.claim_scratch(stream)?;
-        for rows in self.decoded_pieces(args.n, args.k)? {
-            let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
-            self.launch(stream, |launch| {
-                let decoded = self.decode(launch, args.weight, [args.n, args.k], rows)?;
-                launch.expert_linear(&args::ExpertLinear { n, out_column, ..*args }, workspace, Some(decoded))
-            })?;
-        }
-        Ok(())
-    }
-
     /// `linear` by cuBLASLt, for any number of rows. Returns whether it has an algorithm. For measurements: rows of
     /// small batches do not get the bits that `linear` gives.
     ///
@@ -301,21 +275,10 @@ impl CudaDevice {
     }
 }
 
-/// The part of a product for some rows of its weight. `weight` is still all of it.
-fn rows_of(args: &Linear, rows: &Range<u32>) -> Linear {
-    let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
-    let bias = args.bias.map(|bias| {
-        let size = bias.dtype.bytes();
-        let span = bias.span.slice(u64::from(rows.start) * size, u64::from(n) * size);
-        args::Weight { span, ..bias }
-    });
-    Linear { n, out_column, bias, ..*args }
-}
-
 /// How many of the leading tiles one launch of Djinn's kernels takes: tiles of the same product that follow one another
 /// in the output, with equal numbers of rows except for a smaller last one. With a bias it takes one tile, since the
 /// bias is cut into tiles as well.
-fn at_once(tiles: &[Linear]) -> usize {
+pub(crate) fn at_once(tiles: &[Linear]) -> usize {
     let first = &tiles[0];
     if first.bias.is_some() {
         return 1;
@@ -422,9 +385,7 @@ impl Ops for CudaDevice {
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
         while !tiles.is_empty() {
-            let together = self.is_own(&tiles[0]) && self.reads_directly(&tiles[0]);
-            let count = if together { at_once(tiles) } else { 1 };
-            let (run, rest) = tiles.split_at(count);
+            let (run, rest) = tiles.split_at(self.together(tiles));
             run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
             self.product(stream, run)?;
             tiles = rest;

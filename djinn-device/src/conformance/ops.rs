@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 66] = named![
+    let checks: [Check<D>; 69] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -86,6 +86,9 @@ pub(super) fn each_op<D: Ops>(
         encoded::products_match_the_reference,
         encoded::products_are_batch_invariant,
         encoded::lossless_products_have_the_bits_of_plain_ones,
+        encoded::wide_products_have_the_bits_of_few,
+        encoded::takes_tiles_at_once,
+        encoded::goes_on_at_once,
         encoded::embeds_rows_exactly,
         encoded::experts_match_the_reference,
         attention::matches_the_reference,

@@ -156,10 +156,10 @@ impl DeviceThread {
             let Starting { model, options, .. } = &*resident.starting;
             Needs::of(model, options)
         });
-        let (mut pinned_bytes, mut decoded_bytes) = (0_u64, 0);
+        let Needs { mut pinned_bytes, mut workspaces } = Needs::default();
         for needs in own {
             pinned_bytes = pinned_bytes.saturating_add(needs.pinned_bytes);
-            decoded_bytes = needs.decoded_bytes.max(decoded_bytes);
+            workspaces = workspaces.max(needs.workspaces);
         }
         if self.host_limit > 0 {
             let weights = |resident: &Resident| resident.starting.model.graph.text_bytes();
@@ -168,9 +168,9 @@ impl DeviceThread {
                 if self.is_open { self.host_limit } else { copies.min(self.host_limit.max(pinned_bytes)) };
         }
         if self.is_open {
-            decoded_bytes = decoded_bytes.max(DECODED_BYTES);
+            workspaces.decoded_bytes = workspaces.decoded_bytes.max(DECODED_BYTES);
         }
-        Needs { pinned_bytes, decoded_bytes }
+        Needs { pinned_bytes, workspaces }
     }
 
     /// The models, each with an inbox for a new device.

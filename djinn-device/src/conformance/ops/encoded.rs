@@ -1,9 +1,10 @@
 //! Checks of matrices in every encoding that the device says it computes from.
 
 use super::Stored;
+use super::linear::read_by;
 use super::rig::{PARTS, Rig, rows, same_bits};
 use super::routing::group;
-use crate::args::{Embed, ExpertLinear, Linear, Weight};
+use crate::args::{Add, Embed, ExpertLinear, Linear, SiluMul, Weight};
 use crate::reference::encode;
 use crate::{BlockFormat, DType, Encoding, Ops, Space, Span};
 use djinn_srg::lossless_row;
@@ -53,6 +54,39 @@ impl Matrix {
         let lossless = Matrix { encoding: Encoding::Lossless, dtype, rows, columns, bytes };
         let plain = Matrix { encoding: Encoding::Plain, dtype, rows, columns, bytes: plain };
         [lossless, plain]
+    }
+
+    /// `n` rows of `k` columns, which blocks of the encoding divide.
+    fn random<D: Ops>(rig: &mut Rig<D>, encoding: Encoding, n: usize, k: usize) -> Matrix {
+        match encoding {
+            Encoding::Blocks(format) => Matrix::of_blocks(rig, format, n, k / format.elements() as usize),
+            Encoding::Lossless => {
+                let [matrix, _] = Matrix::lossless(rig, DType::BF16, n, k);
+                matrix
+            }
+            other => panic!("no random rows of {other}"),
+        }
+    }
+
+    /// The product with `count` of its rows from `first` on, at a column of `width`.
+    fn tile<D: Ops>(
+        &self,
+        rig: &mut Rig<D>,
+        [x, out]: [Span; 2],
+        [first, count]: [usize; 2],
+        [column, width]: [usize; 2],
+    ) -> Linear {
+        Linear {
+            x,
+            weight: self.upload(rig, Space::Device, first, count),
+            bias: None,
+            out,
+            k: self.columns as u32,
+            n: count as u32,
+            out_width: width as u32,
+            out_column: column as u32,
+            rows: (x.len() / 4) as u32 / self.columns as u32,
+        }
     }
 
     /// `count` of its rows from `first` on, in a buffer of their own.
@@ -161,6 +195,106 @@ pub(super) fn lossless_products_have_the_bits_of_plain_ones<D: Ops>(rig: &mut Ri
                 same_bits(&matrices[0].name(&format!("linear {rows} x")), &got, &want);
             }
         });
+    }
+}
+
+/// Rows of wide products have the bits of a launch of few, in launches of any number of rows.
+pub(super) fn wide_products_have_the_bits_of_few<D: Ops>(rig: &mut Rig<D>) {
+    const ROWS: usize = 600;
+    let info = rig.device.info();
+    if !info.wide_products || info.batch_invariant_rows == u32::MAX {
+        return;
+    }
+    for &encoding in info.encodings {
+        for n in [130, 3003] {
+            let matrix = Matrix::random(rig, encoding, n, 512);
+            let x = rig.random.floats(ROWS * matrix.columns);
+            let few: Vec<f32> =
+                (0..ROWS).step_by(8).flat_map(|row| rig.output((row, 8), &matrix.product(&x))).collect();
+            let launches = [257, 512, ROWS].map(|rows| (ROWS - rows, rows));
+            rig.parts_of(&few, &matrix.name("wide"), ROWS, &launches, matrix.product(&x));
+        }
+    }
+}
+
+/// Tiles of several encodings at once give the bits of one after another.
+pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
+    let encodings = rig.device.info().encodings;
+    for rows in [1, 70, 300] {
+        let k = 512;
+        let x = rig.random.floats(rows * k);
+        let cut = [64, 96, 40];
+        // Neighbours in the list: formats of blocks decode to one type, others do not.
+        for (i, &encoding) in encodings.iter().enumerate() {
+            let of_tiles = [encoding, encodings[(i + 1) % encodings.len()], encoding];
+            let tiles: Vec<Matrix> =
+                of_tiles.iter().zip(cut).map(|(&of, n)| Matrix::random(rig, of, n, k)).collect();
+            let mut run = |at_once: bool| {
+                let (x, out) = (rig.upload(&x), rig.blank_f32(rows * cut.iter().sum::<usize>()));
+                let mut products = Vec::new();
+                for tile in &tiles {
+                    let first = products.iter().map(|tile: &Linear| tile.n as usize).sum();
+                    products.push(tile.tile(rig, [x, out], [0, tile.rows], [first, cut.iter().sum()]));
+                }
+                products.iter().for_each(Linear::check);
+                rig.enqueued(if at_once {
+                    rig.device.linear_tiles(rig.stream, &products)
+                } else {
+                    products.iter().try_for_each(|product| rig.device.linear(rig.stream, product))
+                });
+                let got: Vec<f32> = rig.download(out);
+                rig.clear();
+                got
+            };
+            let [at_once, apart] = [true, false].map(&mut run);
+            same_bits(&format!("linear {rows} x tiles in {of_tiles:?}"), &at_once, &apart);
+        }
+    }
+}
+
+/// A product and the activation function or the addition after it at once, and then a product of what that gives: the
+/// bits of one after the other.
+pub(super) fn goes_on_at_once<D: Ops>(rig: &mut Rig<D>) {
+    for &encoding in rig.device.info().encodings {
+        for (rows, cut) in [(1, [256, 256]), (130, [256, 256]), (300, [320, 192])] {
+            let (k, n) = (256, 512);
+            let [both, down] = [[n, k], [n, n / 2]].map(|[n, k]| Matrix::random(rig, encoding, n, k));
+            let (x, terms) = (rig.random.floats(rows * k), rig.random.floats(rows * n));
+            let mut run = |at_once: bool| {
+                let [x, term] = [&x, &terms].map(|values| rig.upload(values));
+                let [between, out, last] = [n, n / 2, n].map(|width| rig.blank_f32(rows * width));
+                let tiles = [(0, cut[0]), (cut[0], cut[1])];
+                let products =
+                    tiles.map(|(first, count)| both.tile(rig, [x, between], [first, count], [first, n]));
+                let next = [down.tile(rig, [out, last], [0, n], [0, n])];
+                let read_by = at_once.then(|| read_by(&next[0], true));
+                let act = SiluMul { x: between, out, width: n as u32 / 2, rows: rows as u32, read_by };
+                let add = Add { a: term, b: last, out: term, len: (rows * n) as u64 };
+                products.iter().chain(&next).for_each(Linear::check);
+                act.check();
+                add.check();
+                let (device, stream) = (&rig.device, rig.stream);
+                let enqueued = if at_once {
+                    device
+                        .linear_silu_mul(stream, &products, &act)
+                        .and_then(|()| device.linear_add(stream, &next, &add))
+                } else {
+                    device
+                        .linear_tiles(stream, &products)
+                        .and_then(|()| device.silu_mul(stream, &act))
+                        .and_then(|()| device.linear_tiles(stream, &next))
+                        .map(|()| false)
+                };
+                if !enqueued.expect("work is enqueued") {
+                    rig.enqueued(device.add(stream, &add));
+                }
+                let sum: Vec<f32> = rig.download(term);
+                rig.clear();
+                sum
+            };
+            let [at_once, apart] = [true, false].map(&mut run);
+            same_bits(&both.name(&format!("an MLP of {rows} rows with")), &at_once, &apart);
+        }
     }
 }
 

@@ -11,8 +11,8 @@ impl<D: Ops> Executor<'_, D> {
     /// The runs of rows that a product computes apart; `None`: all rows at once.
     pub(super) fn runs_of(&self, node: &Node, tile: &LoadedTile) -> Option<&[Range<u32>]> {
         let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
-        match tile.parts[0].dtype {
-            dtype if self.runs.wide && DeviceInfo::is_wide(dtype, self.width(node.inputs[0])) => None,
+        match tile.parts[0] {
+            weight if self.runs.wide && DeviceInfo::is_wide(weight, self.width(node.inputs[0])) => None,
             _ if of_logits => Some(&self.runs.logits),
             _ => Some(&self.runs.products),
         }
