@@ -37,7 +37,7 @@ pub struct CudaConfig {
     pub max_activation_bytes: u64,
     /// Bytes of device memory for rows of encoded weights as 16-bit elements, for products that do not read them as
     /// they are; 0 for a device that computes from plain elements alone. Products with more decoded bytes run in
-    /// pieces of their weight's rows. See `djinn_srg::decoded_bytes`.
+    /// pieces of their weight's rows. See `Options::workspaces` of djinn-engine.
     pub decoded_bytes: u64,
 }
 
