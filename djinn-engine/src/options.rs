@@ -18,8 +18,8 @@ const ENCODED_CHUNKS: u32 = 4;
 const STREAMED_CHUNKS: u32 = 3;
 /// More chunks may make a pass stream this share more: one part in so many.
 const STREAMED_MORE: u64 = 50;
-/// Bytes that a device is taken to reserve, workspaces aside, before it is made.
-const RESERVED: u64 = 1 << 30;
+/// Bytes that a device is taken to reserve before it is made, beside workspaces: some 200 MiB more than GPUs do.
+const RESERVED: u64 = 768 << 20;
 
 /// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows`, in the last bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,10 +96,11 @@ impl Options {
     /// An upper bound of the host bytes for `graph`, on a device that reserves up to 1 GiB. Devices need it before
     /// they are made. It covers weights, and some room for inputs and staging.
     pub fn most_host_bytes(&self, graph: &Graph) -> u64 {
+        const MOST_RESERVED: u64 = 1 << 30;
         const BESIDE: u64 = 256 << 20;
         // Two steps may be under way.
         let of = |plan: MemoryPlan| plan.host_bytes.saturating_add(2 * change_bytes(&plan.kv, graph.vocab));
-        self.plan(graph, RESERVED).map_or_else(|_| graph.text_bytes(), of).saturating_add(BESIDE)
+        self.plan(graph, MOST_RESERVED).map_or_else(|_| graph.text_bytes(), of).saturating_add(BESIDE)
     }
 
     /// Plans the memory for `graph`, on a device that reserves `reserved_bytes`. Loads nothing.
