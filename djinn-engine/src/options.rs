@@ -152,14 +152,24 @@ impl Options {
     }
 
     /// The workspaces of a device for `graph`, for [`plan`](Self::plan) to reserve: room for whole weights and steps if
-    /// all weights stay on the device beside it, or else the least.
+    /// all weights stay on the device beside it. Where weights stream, the least, or if a pass then streams 2 % more at
+    /// most, room for the activations of a step.
     pub fn workspaces(&self, graph: &Graph) -> Workspaces {
         let chunks = u64::from(resident_chunks(graph).min(self.prefill_chunks));
         let rows = u64::from(self.prefill_rows).saturating_mul(chunks).min(self.context);
         let whole = Workspaces::whole(graph, rows.saturating_add(self.decode_rows.into()));
-        let plan = self.plan(graph, RESERVED.saturating_add(whole.total()));
-        let fits = plan.is_ok_and(|plan| plan.placement.streamed_bytes() == 0);
-        if fits { whole } else { Workspaces::least(graph) }
+        let plan = |workspaces: Workspaces| {
+            let plan = self.plan(graph, RESERVED.saturating_add(workspaces.total())).ok()?;
+            Some((plan.placement.streamed_bytes(), plan.stack.rows.rows))
+        };
+        if plan(whole).is_some_and(|(streamed, _)| streamed == 0) {
+            return whole;
+        }
+        let least = Workspaces::least(graph);
+        let Some((streamed, rows)) = plan(least) else { return least };
+        let for_step = Workspaces::for_step(graph, rows);
+        let allowed = streamed.saturating_add(streamed / STREAMED_MORE);
+        if plan(for_step).is_some_and(|(streamed, _)| streamed <= allowed) { for_step } else { least }
     }
 
     /// Plans for steps with `chunks` prefill chunks of a prompt.

@@ -25,11 +25,19 @@ impl Workspaces {
         Workspaces { decoded_bytes, activation_bytes: LEAST_ACTIVATIONS }
     }
 
+    /// The least for weights, and room for the activations of a product over `rows` rows: each is then rounded once, and
+    /// multiplied with a tile of a weight at once.
+    pub(crate) fn for_step(graph: &Graph, rows: u64) -> Workspaces {
+        let least = Workspaces::least(graph);
+        let columns = products(graph).map(|weight| weight.matrix()[1]).max().unwrap_or(0);
+        let activation_bytes = least.activation_bytes.max(bytes(rows, columns));
+        Workspaces { activation_bytes, ..least }
+    }
+
     /// Room for every weight that steps of `rows` rows multiply with, as a whole, and for the activations of a gated
     /// MLP. One launch then computes each product, with the activation function or the addition that follows.
     pub(crate) fn whole(graph: &Graph, rows: u64) -> Workspaces {
-        let least = Workspaces::least(graph);
-        let bytes = |rows: u64, columns: u64| rows.saturating_mul(columns).saturating_mul(2);
+        let for_step = Workspaces::for_step(graph, rows);
         let decoded = encoded(graph).map(|weight| {
             let [n, k] = weight.matrix();
             bytes(n, k)
@@ -42,8 +50,8 @@ impl Workspaces {
             bytes(rows, k).saturating_add(ALIGN).saturating_add(bytes(rows, n / 2))
         });
         Workspaces {
-            decoded_bytes: decoded.fold(least.decoded_bytes, u64::max),
-            activation_bytes: activations.fold(least.activation_bytes, u64::max),
+            decoded_bytes: decoded.fold(for_step.decoded_bytes, u64::max),
+            activation_bytes: activations.fold(for_step.activation_bytes, u64::max),
         }
     }
 
@@ -63,8 +71,17 @@ impl Workspaces {
 
 /// The encoded weights of products over all rows of a step. Devices may decode them for each step.
 pub(crate) fn encoded(graph: &Graph) -> impl Iterator<Item = &Value> {
+    products(graph).filter(|weight| !weight.encodings.is_plain())
+}
+
+/// The weights of products over all rows of a step.
+fn products(graph: &Graph) -> impl Iterator<Item = &Value> {
     let over_all = |node: &&Node| graph.value(node.outputs[0]).shape[0] != Dim::LogitRows;
     let products = graph.nodes.iter().filter(|node| node.op == Op::Linear).filter(over_all);
-    let weights = products.map(|node| graph.value(node.weights[0]));
-    weights.filter(|weight| !weight.encodings.is_plain())
+    products.map(|node| graph.value(node.weights[0]))
+}
+
+/// Bytes of 16-bit elements.
+fn bytes(rows: u64, columns: u64) -> u64 {
+    rows.saturating_mul(columns).saturating_mul(2)
 }

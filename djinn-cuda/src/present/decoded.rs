@@ -10,22 +10,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 impl CudaDevice {
-    /// The rows of a weight of `n` rows and `k` columns, in pieces whose elements fit the workspace. They are about
-    /// equal.
-    pub(crate) fn decoded_pieces(&self, n: u32, k: u32) -> Result<impl Iterator<Item = Range<u32>> + use<>> {
-        let fit = self.scratch.decoded().len() / (u64::from(k) * 2);
-        let most = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(n.into()) as u32;
-        if most == 0 {
-            let reason = format!("{} bytes hold no row of {k} elements", self.scratch.decoded().len());
-            return Err(djinn_device::Error::Resource { what: "room for decoded weights", reason });
-        }
-        let step = n.div_ceil(n.div_ceil(most)).next_multiple_of(PIECE as u32).min(most);
-        Ok((0..n).step_by(step as usize).map(move |first| first..n.min(first + step)))
-    }
-
-    /// How many of the leading tiles are decoded for one launch: encoded tiles of a product that follow one another in
-    /// the output, and whose elements are of one type. Encodings may differ. A bias is cut into tiles, so with one it is
-    /// one tile.
+    /// How many of the leading tiles are decoded for one launch of Djinn's kernels: encoded tiles of a product that
+    /// follow one another in the output, and whose elements are of one type. Encodings may differ. A bias is cut into
+    /// tiles, so with one it is one tile.
     pub(crate) fn decoded_together(&self, tiles: &[Linear]) -> usize {
         let decoded = |tile: &Linear| tile.weight.encoding != Encoding::Plain && !self.reads_directly(tile);
         let follows = |(a, b): (&Linear, &Linear)| {
@@ -92,7 +79,7 @@ impl CudaDevice {
         let workspace =
             wants_rounded(args.slots, args.k, args.weight, true).then(|| self.scratch.activations());
         self.claim_scratch(stream)?;
-        for rows in self.decoded_pieces(args.n, args.k)? {
+        for rows in decoded_pieces(self.scratch.decoded().len(), args.n, args.k)? {
             let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
             self.launch(stream, |launch| {
                 let weight = std::iter::once((args.weight, args.n));
@@ -102,6 +89,18 @@ impl CudaDevice {
         }
         Ok(())
     }
+}
+
+/// The rows of a weight of `n` rows and `k` columns, in about equal pieces whose elements fit `room` bytes.
+pub(crate) fn decoded_pieces(room: u64, n: u32, k: u32) -> Result<impl Iterator<Item = Range<u32>> + use<>> {
+    let fit = room / (u64::from(k) * 2);
+    let most = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(n.into()) as u32;
+    if most == 0 {
+        let reason = format!("{room} bytes hold no row of {k} elements");
+        return Err(djinn_device::Error::Resource { what: "room for decoded weights", reason });
+    }
+    let step = n.div_ceil(n.div_ceil(most)).next_multiple_of(PIECE as u32).min(most);
+    Ok((0..n).step_by(step as usize).map(move |first| first..n.min(first + step)))
 }
 
 /// All rows of the tiles of a product, as one tile. Its weight is that of the first.

@@ -43,7 +43,7 @@ pub struct CudaDevice {
     name: String,
     reserved_bytes: u64,
     lost: OnceCell<djinn_device::Error>,
-    /// The activations that the latest call left in the workspace, if it left any.
+    /// The activations that a call left in the workspace, if nothing has changed it since, nor what they were rounded from.
     pub(crate) prepared: Cell<Option<Prepared>>,
     /// The most rows for which a product reads the weight once.
     pub(crate) rows_at_once: u32,
@@ -168,11 +168,17 @@ impl CudaDevice {
         })
     }
 
-    /// Calls into the driver about a stream, unless the device is lost.
+    /// Calls into the driver about a stream, unless the device is lost. What the workspace holds may change.
     fn on<T>(&self, stream: Stream, work: impl FnOnce(&RawStream) -> crate::Result<T>) -> Result<T> {
+        self.prepared.set(None);
+        self.beside(stream, work)
+    }
+
+    /// The same for calls that leave the workspace as it is, and what was rounded to it: where weights stream, they come
+    /// between the tiles of a product.
+    fn beside<T>(&self, stream: Stream, work: impl FnOnce(&RawStream) -> crate::Result<T>) -> Result<T> {
         let streams = self.streams.borrow();
         let raw = self.raw(&streams, stream);
-        self.prepared.set(None);
         self.enter()?;
         self.sticky(work(raw))
     }
@@ -255,8 +261,11 @@ impl Device for CudaDevice {
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
         assert!(src.len() == dst.len(), "a copy of {src:?} to {dst:?} of another length");
         assert!(!src.overlaps(dst), "a copy of {src:?} to overlapping {dst:?}");
+        if self.prepared.get().is_some_and(|prepared| prepared.x.overlaps(dst)) {
+            self.prepared.set(None);
+        }
         let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
-        self.on(stream, |raw| raw.copy(src, dst))
+        self.beside(stream, |raw| raw.copy(src, dst))
     }
 
     fn copy_promptly(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
@@ -275,14 +284,14 @@ impl Device for CudaDevice {
     }
 
     fn record(&self, stream: Stream, event: Event) -> Result<()> {
-        self.on(stream, |raw| match self.captures.is_open() {
+        self.beside(stream, |raw| match self.captures.is_open() {
             true => self.events.capture_record(raw, event),
             false => self.events.record(raw, event),
         })
     }
 
     fn wait(&self, stream: Stream, event: Event) -> Result<()> {
-        self.on(stream, |raw| match self.captures.is_open() {
+        self.beside(stream, |raw| match self.captures.is_open() {
             true => self.events.capture_wait(raw, event),
             false => self.events.wait(raw, event),
         })
@@ -348,6 +357,7 @@ impl Device for CudaDevice {
     }
 
     fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.prepared.set(None);
         self.memory.write_host(span, write)
     }
 }

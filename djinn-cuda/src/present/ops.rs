@@ -1,6 +1,6 @@
 //! The operations: which kernel or library computes each.
 
-use crate::present::decoded::{rows_of, whole};
+use crate::present::decoded::{decoded_pieces, rows_of, whole};
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
     Launch, Rounding, TILES, adds, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read,
@@ -37,7 +37,16 @@ fn is_read_rounded((rows, k): (u32, u32), next: ReadBy) -> bool {
 /// Rows of a piece are a multiple of this, if there is room for that.
 pub(crate) const PIECE: u64 = 64;
 
+/// The most bytes of rounded activations, or of decoded rows of a weight, that cuBLASLt takes at once. Its results depend
+/// on the number of rows, which must not depend on the size of a workspace, since the budget decides on that.
+const LIBRARY_BYTES: u64 = 64 << 20;
+
 impl CudaDevice {
+    /// Bytes of a workspace for one launch of a product.
+    pub(crate) fn room(&self, workspace: Place, args: &Linear) -> u64 {
+        workspace.len().min(if self.is_own(args) { u64::MAX } else { LIBRARY_BYTES })
+    }
+
     /// Rounds the activations of a product to the weight's type in the workspace, in pieces that fit it. Calls `work`
     /// with the rows and the place of each, until a call fails or returns that it could not do it. `known` is what the
     /// workspace holds already: the tiles of a weight follow one another, and share their activations.
@@ -49,7 +58,7 @@ impl CudaDevice {
         mut work: impl FnMut(Range<u32>, Place) -> crate::Result<bool>,
     ) -> crate::Result<bool> {
         let row = u64::from(args.k) * 2;
-        let fit = self.scratch.activations().len() / row;
+        let fit = self.room(self.scratch.activations(), args) / row;
         let step = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(args.rows.into()) as u32;
         if step == 0 {
             return Ok(false);
@@ -105,7 +114,8 @@ impl CudaDevice {
         Ok(done)
     }
 
-    /// Whether one of Djinn's kernels computes a product, whatever tiles of the weight it has.
+    /// Whether one of Djinn's kernels computes a product. A row's bits then do not depend on the number of the weight's
+    /// rows.
     fn is_own(&self, args: &Linear) -> bool {
         args.rows <= self.batch_invariant_rows() || wants_rounded(args.rows, args.k, args.weight, true)
     }
@@ -122,7 +132,8 @@ impl CudaDevice {
             return self.product_of(stream, tiles, None);
         }
         let all = whole(tiles);
-        for rows in self.decoded_pieces(all.n, all.k)? {
+        let room = self.room(self.scratch.decoded(), &all);
+        for rows in decoded_pieces(room, all.n, all.k)? {
             self.product_of(stream, tiles, Some(rows))?;
         }
         Ok(())
@@ -130,10 +141,11 @@ impl CudaDevice {
 
     /// How many of the leading tiles are computed together: by one launch, or decoded for it.
     fn together(&self, tiles: &[Linear]) -> usize {
-        match &tiles[0] {
-            tile if !self.reads_directly(tile) => self.decoded_together(tiles),
-            tile if self.is_own(tile) => at_once(tiles),
-            _ => 1,
+        let tile = &tiles[0];
+        match (self.is_own(tile), self.reads_directly(tile)) {
+            (false, _) => 1,
+            (true, true) => at_once(tiles),
+            (true, false) => self.decoded_together(tiles),
         }
     }
 
@@ -164,7 +176,8 @@ impl CudaDevice {
             if done { Ok(()) } else { launch.linear(read, 0..args.rows, None, decoded, None) }
         })?;
         // Nothing is kept if the workspace holds only a part, or if the output overwrites the activations.
-        let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
+        let room = self.room(self.scratch.activations(), args);
+        let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= room;
         let holds = dtype != DType::F32 && (rounded || !own) && fits && !args.x.overlaps(args.out);
         let at = known.filter(|known| known.is(args)).map_or(0, |known| known.at);
         self.prepared.set(holds.then(|| Prepared::new(stream, args, at)));

@@ -307,10 +307,11 @@ pub(super) fn reads_the_latest<D: Ops>(rig: &mut Rig<D>) {
         for (rows, width) in [(1, 64), (7, 2368), (16, 1024), (20, 128), (33, 60), (70, 192), (140, 64)] {
             let case = Case::new(rig, [rows, width, 9], dtype, None);
             let (both, scales) = (rig.random.floats(rows * 2 * width), rig.random.floats(width));
-            let mut run = |norms: bool, told: Option<bool>, changes: bool| {
+            let mut run = |norms: bool, told: Option<bool>, then: Then| {
                 let (x, other) =
                     (rig.upload(&both[..rows * width * if norms { 1 } else { 2 }]), rig.upload(&case.x));
                 let (between, out) = (rig.blank_f32(rows * width), rig.blank_f32(rows * case.n));
+                let elsewhere = rig.blank_f32(rows * width);
                 let product = case.tile(rig, [between, out], 0, case.n);
                 let read_by = told.map(|alone| read_by(&product, alone));
                 let (width, rows) = (width as u32, rows as u32);
@@ -320,26 +321,44 @@ pub(super) fn reads_the_latest<D: Ops>(rig: &mut Rig<D>) {
                 } else {
                     rig.enqueue(SiluMul { x, out: between, width, rows, read_by });
                 }
-                if changes {
-                    rig.enqueued(rig.device.copy(rig.stream, other, between));
+                match then {
+                    Then::Nothing => {}
+                    Then::Elsewhere => {
+                        let event = rig.device.event().expect("an event");
+                        rig.enqueued(rig.device.copy(rig.stream, other, elsewhere));
+                        rig.enqueued(rig.device.record(rig.stream, event));
+                        rig.enqueued(rig.device.wait(rig.stream, event));
+                    }
+                    Then::Over => rig.enqueued(rig.device.copy(rig.stream, other, between)),
                 }
                 rig.enqueue(product);
                 let both: [Vec<f32>; 2] = [between, out].map(|span| rig.download(span));
                 rig.clear();
                 both
             };
-            for (norms, changes) in [(false, false), (true, false), (false, true), (true, true)] {
-                let (told, untold) = (run(norms, Some(false), changes), run(norms, None, changes));
-                let name = format!("{}, norms {norms}, changes {changes}", case.name());
-                same_bits(&format!("what is read by {name}"), &told[0], &untold[0]);
-                same_bits(&name, &told[1], &untold[1]);
-                if !changes {
-                    let alone = run(norms, Some(true), false);
-                    same_bits(&format!("{name}, alone"), &alone[1], &untold[1]);
+            for norms in [false, true] {
+                for then in [Then::Nothing, Then::Elsewhere, Then::Over] {
+                    let (told, untold) = (run(norms, Some(false), then), run(norms, None, then));
+                    let name = format!("{}, norms {norms}, then {then:?}", case.name());
+                    same_bits(&format!("what is read by {name}"), &told[0], &untold[0]);
+                    same_bits(&name, &told[1], &untold[1]);
+                    if matches!(then, Then::Nothing) {
+                        let alone = run(norms, Some(true), then);
+                        same_bits(&format!("{name}, alone"), &alone[1], &untold[1]);
+                    }
                 }
             }
         }
     }
+}
+
+/// What comes between an operation and the product that reads its output: nothing, work that leaves the output as it is,
+/// or a copy over it.
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    Nothing,
+    Elsewhere,
+    Over,
 }
 
 /// What an operation is told of the product that reads its output next.
