@@ -12,6 +12,7 @@ mod nvml;
 mod ops;
 mod scratch;
 mod stream;
+mod tiles;
 mod warm_up;
 
 pub use context::probe;

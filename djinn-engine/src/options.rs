@@ -16,7 +16,7 @@ const RESIDENT_CHUNKS: u32 = 2;
 const ENCODED_CHUNKS: u32 = 4;
 /// Prefill chunks of a step while weights stream, whatever their activations take.
 const STREAMED_CHUNKS: u32 = 3;
-/// More chunks may make a pass stream this share more: one part in so many.
+/// The part of what a pass streams by which more chunks may increase it: a fiftieth.
 const STREAMED_MORE: u64 = 50;
 /// Bytes that a device is taken to reserve before it is made, beside workspaces: some 200 MiB more than GPUs do.
 const RESERVED: u64 = 768 << 20;

@@ -3,7 +3,7 @@
 use crate::present::device::CudaDevice;
 use crate::present::launch::{Launch, decoded_dtype, wants_rounded};
 use crate::present::memory::Place;
-use crate::present::ops::{PIECE, at_once};
+use crate::present::tiles::{at_once, decoded_pieces, whole};
 use djinn_device::args::{self, Linear};
 use djinn_device::{Encoding, Result, Stream};
 use std::borrow::Cow;
@@ -89,32 +89,4 @@ impl CudaDevice {
         }
         Ok(())
     }
-}
-
-/// The rows of a weight of `n` rows and `k` columns, in about equal pieces whose elements fit `room` bytes.
-pub(crate) fn decoded_pieces(room: u64, n: u32, k: u32) -> Result<impl Iterator<Item = Range<u32>> + use<>> {
-    let fit = room / (u64::from(k) * 2);
-    let most = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(n.into()) as u32;
-    if most == 0 {
-        let reason = format!("{room} bytes hold no row of {k} elements");
-        return Err(djinn_device::Error::Resource { what: "room for decoded weights", reason });
-    }
-    let step = n.div_ceil(n.div_ceil(most)).next_multiple_of(PIECE as u32).min(most);
-    Ok((0..n).step_by(step as usize).map(move |first| first..n.min(first + step)))
-}
-
-/// All rows of the tiles of a product, as one tile. Its weight is that of the first.
-pub(crate) fn whole(tiles: &[Linear]) -> Linear {
-    Linear { n: tiles.iter().map(|tile| tile.n).sum(), ..tiles[0] }
-}
-
-/// The part of a product for some rows of its weight. `weight` is still all of it.
-pub(crate) fn rows_of(args: &Linear, rows: &Range<u32>) -> Linear {
-    let (n, out_column) = (rows.len() as u32, args.out_column + rows.start);
-    let bias = args.bias.map(|bias| {
-        let size = bias.dtype.bytes();
-        let span = bias.span.slice(u64::from(rows.start) * size, u64::from(n) * size);
-        args::Weight { span, ..bias }
-    });
-    Linear { n, out_column, bias, ..*args }
 }

@@ -1,13 +1,12 @@
 //! The operations: which kernel or library computes each.
 
-use crate::present::decoded::{decoded_pieces, rows_of, whole};
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, Rounding, TILES, adds, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read,
-    wants_rounded,
+    Launch, Rounding, adds, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read, wants_rounded,
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
+use crate::present::tiles::{PIECE, at_once, decoded_pieces, rows_of, whole};
 use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
@@ -33,9 +32,6 @@ fn is_read_rounded((rows, k): (u32, u32), next: ReadBy) -> bool {
     let read = type_read(next.dtype, next.encoding);
     next.alone && [next.encoding, Encoding::Plain].into_iter().all(|of| takes_rounded(rows, k, read, of))
 }
-
-/// Rows of a piece are a multiple of this, if there is room for that.
-pub(crate) const PIECE: u64 = 64;
 
 /// The most bytes of rounded activations, or of decoded rows of a weight, that cuBLASLt takes at once. Its results depend
 /// on the number of rows, which must not depend on the size of a workspace, since the budget decides on that.
@@ -286,23 +282,6 @@ impl CudaDevice {
         })?;
         Ok(done)
     }
-}
-
-/// How many of the leading tiles one launch of Djinn's kernels takes: tiles of the same product that follow one another
-/// in the output, with equal numbers of rows except for a smaller last one. With a bias it takes one tile, since the
-/// bias is cut into tiles as well.
-pub(crate) fn at_once(tiles: &[Linear]) -> usize {
-    let first = &tiles[0];
-    if first.bias.is_some() {
-        return 1;
-    }
-    let follows = |(a, b): (&Linear, &Linear)| {
-        let (span, out_column) = (b.weight.span, a.out_column + a.n);
-        let like_first =
-            Linear { weight: args::Weight { span, ..first.weight }, out_column, n: b.n, ..*first };
-        a.n == first.n && b.n <= first.n && *b == like_first
-    };
-    1 + tiles.iter().zip(&tiles[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count()
 }
 
 /// Defines an operation. Those by name take more than one launch, or a workspace.
