@@ -24,7 +24,8 @@ pub(crate) fn at_once(tiles: &[Linear]) -> usize {
     1 + tiles.iter().zip(&tiles[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count()
 }
 
-/// The rows of a weight of `n` rows and `k` columns, in about equal pieces whose elements fit `room` bytes.
+/// The rows of a weight of `n` rows and `k` columns, in about equal pieces whose elements fit `room` bytes. They
+/// must hold a row.
 pub(crate) fn decoded_pieces(room: u64, n: u32, k: u32) -> Result<impl Iterator<Item = Range<u32>> + use<>> {
     let fit = room / (u64::from(k) * 2);
     let most = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(n.into()) as u32;

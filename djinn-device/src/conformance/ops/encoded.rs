@@ -217,10 +217,15 @@ pub(super) fn wide_products_have_the_bits_of_few<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Rows of a product. Devices in host memory compute all tiles alike, and slowly: they take few rows.
+fn at_most<D: Ops>(rig: &Rig<D>, rows: usize) -> usize {
+    if rig.device.info().host_memory { rows.min(10) } else { rows }
+}
+
 /// Tiles of several encodings at once give the bits of one after another.
 pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
     let encodings = rig.device.info().encodings;
-    for rows in [1, 70, 300] {
+    for rows in [1, 70, 300].map(|rows| at_most(rig, rows)) {
         let k = 512;
         let x = rig.random.floats(rows * k);
         let cut = [64, 96, 40];
@@ -257,7 +262,7 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn goes_on_at_once<D: Ops>(rig: &mut Rig<D>) {
     for &encoding in rig.device.info().encodings {
         for (rows, cut) in [(1, [256, 256]), (130, [256, 256]), (300, [320, 192])] {
-            let (k, n) = (256, 512);
+            let (rows, k, n) = (at_most(rig, rows), 256, 512);
             let [both, down] = [[n, k], [n, n / 2]].map(|[n, k]| Matrix::random(rig, encoding, n, k));
             let (x, terms) = (rig.random.floats(rows * k), rig.random.floats(rows * n));
             let mut run = |at_once: bool| {
