@@ -144,7 +144,9 @@ impl Options {
             let few = plan(STREAMED_CHUNKS).as_ref().map_or(u64::MAX, streamed);
             (u32::MAX, few.saturating_add(few / STREAMED_MORE))
         };
-        let several = (2..=most.min(self.prefill_chunks)).rev();
+        // More do not fit a context.
+        let useful = u32::try_from(self.context.div_ceil(self.prefill_rows.into())).unwrap_or(u32::MAX);
+        let several = (2..=most.min(useful).min(self.prefill_chunks)).rev();
         let mut plans = several.filter_map(|chunks| plan(chunks).ok().map(|plan| (chunks, plan)));
         let chosen = plans
             .find(|(chunks, plan)| streamed(plan) <= allowed || allowed > 0 && *chunks <= STREAMED_CHUNKS);
