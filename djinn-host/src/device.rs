@@ -81,9 +81,7 @@ impl Needs {
         let graph = &model.graph;
         Needs { pinned_bytes: options.most_host_bytes(graph), workspaces: options.workspaces(graph) }
     }
-}
 
-impl Needs {
     /// What a GPU takes of its memory for these needs, beside what it takes for any work.
     pub fn card_bytes(self) -> u64 {
         let Workspaces { decoded_bytes, activation_bytes } = self.workspaces;
