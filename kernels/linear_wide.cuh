@@ -377,8 +377,10 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                     store(tile, total, column, row, lane);
                 }
             }
-            /* A shuffle, so that the compiler knows it to be uniform, as it is in the warpgroup. */
-            before = {tile.share.first, row, __shfl_sync(0xffffffffu, f.bulk != 0 && row < a.rows, 0) != 0};
+            /* The same for all of a warpgroup, which multiplies together; TMA leaves out rows past the end. A shuffle, so that
+             * the compiler knows it. */
+            const bool there = f.bulk != 0 && tile.row + group * 64 < a.rows;
+            before = {tile.share.first, row, __shfl_sync(0xffffffffu, there, 0) != 0};
             if (!GATED) {
                 store_bulk(out, before, total, lane);
             }
