@@ -55,7 +55,11 @@ impl CudaDevice {
     ) -> crate::Result<bool> {
         let row = u64::from(args.k) * 2;
         let fit = self.room(self.scratch.activations(), args) / row;
-        let step = (if fit >= PIECE { fit - fit % PIECE } else { fit }).min(args.rows.into()) as u32;
+        let step = match fit {
+            _ if fit >= args.rows.into() => args.rows,
+            PIECE.. => (fit - fit % PIECE) as u32,
+            _ => fit as u32,
+        };
         if step == 0 {
             return Ok(false);
         }
@@ -175,8 +179,9 @@ impl CudaDevice {
         let room = self.room(self.scratch.activations(), args);
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= room;
         let holds = dtype != DType::F32 && (rounded || !own) && fits && !args.x.overlaps(args.out);
-        let at = known.filter(|known| known.is(args)).map_or(0, |known| known.at);
-        self.prepared.set(holds.then(|| Prepared::new(stream, args, at)));
+        let known = known.filter(|known| known.is(args));
+        let kept = known.unwrap_or_else(|| Prepared::new(stream, args, 0));
+        self.prepared.set(holds.then_some(kept));
         Ok(())
     }
 
@@ -289,7 +294,7 @@ macro_rules! operation {
     (linear $Args:ident) => {
         fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
             debug_assert_eq!(args.check(), ());
-            self.product(stream, std::slice::from_ref(args))
+            self.linear_tiles(stream, std::slice::from_ref(args))
         }
     };
     (expert_linear $Args:ident) => {
@@ -382,6 +387,8 @@ impl Ops for CudaDevice {
             self.product(stream, run)?;
             tiles = rest;
         }
+        // All tiles that needed them have read them.
+        self.prepared.set(self.prepared.take().map(|known| known.kept_alone(false)));
         Ok(())
     }
 }

@@ -194,16 +194,25 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// Whether the device is a GPU with kernels for products of many rows, which takes much larger cases.
+fn is_large<D: Ops>(rig: &Rig<D>) -> bool {
+    let info = rig.device.info();
+    info.wide_products && !info.host_memory
+}
+
 /// A product and an activation at once, and then a product of what that gives: the bits of one after the other.
 pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
-    let cuts: [&[usize]; 5] = [&[512], &[256, 256], &[203, 203, 42], &[6, 6, 6, 2], &[992, 992, 64]];
+    // The last has more pairs of tiles than a device computes at once.
+    let cuts: [&[usize]; 6] =
+        [&[512], &[256, 256], &[203, 203, 42], &[6, 6, 6, 2], &[992, 992, 64], &[16_384]];
     for (d, dtype) in DTYPES.into_iter().enumerate() {
         for (i, rows) in [1, 16, 40, 130, 257, 600].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
                 let n = tiles.iter().sum::<usize>();
                 // Devices take x rounded also for few rows with many columns.
                 let (k, width) = (if rows == 16 { 1024 } else { [64, 128, 192][(i + j) % 3] }, n / 2);
-                if rows * n * k > 10_000_000 || (d + i + j) % 2 == 1 {
+                let large = is_large(rig) && n > 10_000 && [130, 600].contains(&rows);
+                if !large && (rows * n * k > 10_000_000 || (d + i + j) % 2 == 1) {
                     continue;
                 }
                 let case = Case::new(rig, [rows, k, n], dtype, None);
@@ -252,7 +261,7 @@ pub(super) fn activates_at_once<D: Ops>(rig: &mut Rig<D>) {
 /// A product that is added to another value in one launch, in place or not: the bits of one after the other.
 pub(super) fn adds_at_once<D: Ops>(rig: &mut Rig<D>) {
     // Devices divide products of many rows among their parts: evenly or not, and in pairs. The last pair may be half of one.
-    let cases: [([usize; 2], &[usize], &[DType]); 8] = [
+    let cases: [([usize; 2], &[usize], &[DType]); 9] = [
         ([1, 64], &[1024], &DTYPES),
         ([40, 192], &[512, 512], &DTYPES),
         ([130, 64], &[304, 304, 96], &DTYPES),
@@ -261,8 +270,11 @@ pub(super) fn adds_at_once<D: Ops>(rig: &mut Rig<D>) {
         ([600, 64], &[512], &[DType::F16]),
         ([700, 64], &[512, 512, 488], &[DType::F16]),
         ([1030, 64], &[512, 512, 256], &[DType::BF16]),
+        // Rounded activations that almost fill a workspace of 2 MiB.
+        ([340, 3008], &[2752], &[DType::BF16]),
     ];
-    for ([rows, k], tiles, dtypes) in cases {
+    let many = is_large(rig);
+    for ([rows, k], tiles, dtypes) in cases.into_iter().filter(|([_, k], ..)| many || *k < 1000) {
         for &dtype in dtypes {
             let n = tiles.iter().sum::<usize>();
             let case = Case::new(rig, [rows, k, n], dtype, None);
