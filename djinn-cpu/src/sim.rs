@@ -12,6 +12,7 @@ mod rng;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod told;
 
 use crate::device::queue_operations;
 use crate::event::{Completion, Events};
@@ -31,6 +32,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 use tape::{Call, Tape, Tapes};
+use told::Told;
 
 /// What a [`SimDevice`] does. Planted faults count calls from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,6 +134,7 @@ pub struct SimDevice {
     streams: RefCell<Streams>,
     calls: Cell<SimCalls>,
     tapes: RefCell<Tapes>,
+    told: Told,
 }
 
 impl SimDevice {
@@ -166,6 +169,7 @@ impl SimDevice {
             streams: RefCell::new(Streams::new(Order::new(config.seed), clock, config.poison)),
             calls: Cell::default(),
             tapes: RefCell::default(),
+            told: Told::default(),
         })
     }
 
@@ -193,6 +197,7 @@ impl SimDevice {
 
     /// Whether the call was kept in a capture.
     fn captured(&self, stream: Stream, call: Call) -> bool {
+        self.told.follow(stream, &call);
         self.tapes.borrow_mut().keep(stream, call)
     }
 
@@ -269,6 +274,11 @@ impl SimDevice {
 }
 
 djinn_device::for_each_op!(queue_operations SimDevice {
+    fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+        self.told.read(stream, tiles);
+        tiles.iter().try_for_each(|tile| self.linear(stream, tile))
+    }
+
     /// The products' output is gone then.
     fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &Add) -> Result<bool> {
         self.linear_tiles(stream, tiles)?;

@@ -76,8 +76,9 @@ pub struct ReadBy {
     pub dtype: DType,
     /// How that weight is stored.
     pub encoding: Encoding,
-    /// Nothing else reads the output, and the product with all its rows and tiles is the next call on the stream. A device
-    /// may then keep the output rounded only, and leave anything in its place.
+    /// Nothing else reads the output, and the product with all its rows and tiles is the next call on the stream. All of
+    /// these tiles have this type, and are plain, lossless, or in blocks. A device may then keep the output rounded only, and
+    /// leave anything in its place.
     pub alone: bool,
 }
 

@@ -14,20 +14,38 @@ const DENSE: &str =
 const EXPERTS: &str =
     "tiny-mixtral?layers=2&hidden=256&intermediate=256&heads=4&kv_heads=2&head_dim=64&vocab=300&dtype=f32";
 
-/// A matrix's rows: halves of them in one format and in the next; a table's in one.
-fn encodings(index: usize, rows: u64, is_table: bool) -> RowEncodings {
+/// How a model's matrices are stored.
+#[derive(Clone, Copy, PartialEq)]
+enum Stored {
+    /// Halves of their rows in one format and in the next; a table's in one.
+    Blocks,
+    /// Halves of their rows in blocks, and as f32, in turns; tables in blocks.
+    Mixed,
+    /// What blocks stand for, as f32.
+    Decoded,
+}
+
+/// The encodings of matrix number `index`, and the formats of its blocks.
+fn encodings(index: usize, rows: u64, is_table: bool, stored: Stored) -> [RowEncodings; 2] {
     let format = |i: usize| Encoding::Blocks(BlockFormat::ALL[i % BlockFormat::ALL.len()]);
-    let mut encodings = RowEncodings::default();
-    encodings.push(rows / 2, format(index));
-    encodings.push(rows - rows / 2, format(index + usize::from(!is_table)));
-    encodings
+    let mut all = [RowEncodings::default(), RowEncodings::default()];
+    for (half, count) in [rows / 2, rows - rows / 2].into_iter().enumerate() {
+        let format = format(index + half * usize::from(!is_table));
+        let plain = match stored {
+            Stored::Blocks => false,
+            Stored::Mixed => !is_table && (index + half).is_multiple_of(2),
+            Stored::Decoded => true,
+        };
+        all[0].push(count, if plain { Encoding::Plain } else { format });
+        all[1].push(count, format);
+    }
+    all
 }
 
 /// Matrices of blocks of bytes that look random, or of what they stand for; vectors of the model below.
 struct Blocks {
     model: Model,
-    matrices: HashMap<String, (u64, RowEncodings)>,
-    decoded: bool,
+    matrices: HashMap<String, (u64, [RowEncodings; 2])>,
 }
 
 /// A row's blocks, which depend on the weight's name and the row alone.
@@ -48,16 +66,16 @@ fn row(name: &str, row: u64, columns: u64, format: BlockFormat) -> Vec<u8> {
 
 impl WeightSource for Blocks {
     fn read_rows(&self, name: &str, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError> {
-        let Some((columns, encodings)) = self.matrices.get(name) else {
+        let Some((columns, [encodings, formats])) = self.matrices.get(name) else {
             return self.model.source.read_rows(name, rows, out);
         };
         let mut bytes = Vec::new();
         for index in rows {
-            let Encoding::Blocks(format) = encodings.at(index) else {
-                unreachable!("all rows are in blocks")
+            let Encoding::Blocks(format) = formats.at(index) else {
+                unreachable!("all rows have a format of blocks")
             };
             let blocks = row(name, index, *columns, format);
-            if self.decoded {
+            if encodings.at(index) == Encoding::Plain {
                 let mut values = vec![0.0; *columns as usize];
                 format.decode(&blocks, &mut values);
                 bytes.extend(values.into_iter().flat_map(f32::to_le_bytes));
@@ -71,7 +89,7 @@ impl WeightSource for Blocks {
 }
 
 /// A model whose matrices are in blocks, or are what these stand for.
-fn model(shape: &str, decoded: bool) -> Blocks {
+fn model(shape: &str, stored: Stored) -> Blocks {
     let mut model = open(&Location::Synthetic(shape.into()), &OpenOptions::default()).expect("a known shape");
     let mut matrices = HashMap::new();
     let is_matrix = |value: &Value| value.shape.len() == 2 && value.dtype == Some(DType::F32);
@@ -80,14 +98,14 @@ fn model(shape: &str, decoded: bool) -> Blocks {
         let value = &mut model.graph.values[id.0 as usize];
         if is_matrix(value) {
             let [rows, columns] = value.matrix();
-            let encodings = encodings(index, rows, value.name == "embed.weight");
-            matrices.insert(value.name.clone(), (columns, encodings.clone()));
-            if !decoded {
-                value.encodings = encodings;
+            let all = encodings(index, rows, value.name == "embed.weight", stored);
+            if stored != Stored::Decoded {
+                value.encodings = all[0].clone();
             }
+            matrices.insert(value.name.clone(), (columns, all));
         }
     }
-    Blocks { model, matrices, decoded }
+    Blocks { model, matrices }
 }
 
 fn prompt(len: usize) -> Vec<u32> {
@@ -129,7 +147,7 @@ fn cpu() -> CpuDevice {
 #[test]
 fn blocks_give_the_bits_of_decoded_weights() {
     for shape in [DENSE, EXPERTS] {
-        let [stored, decoded] = [false, true].map(|decoded| model(shape, decoded));
+        let [stored, decoded] = [Stored::Blocks, Stored::Decoded].map(|stored| model(shape, stored));
         let [less, more] = [&stored, &decoded].map(|blocks| blocks.model.graph.text_bytes());
         assert!(less * 3 < more, "{less} bytes instead of {more}");
         let [stored, decoded] =
@@ -141,7 +159,7 @@ fn blocks_give_the_bits_of_decoded_weights() {
 #[test]
 fn blocks_stream_and_stay_alike() {
     for shape in [DENSE, EXPERTS] {
-        let model = model(shape, false);
+        let model = model(shape, Stored::Blocks);
         let (expected, _) = bits(cpu(), &model, &options(Budget::default()));
         for (seed, fraction, chunk, rings) in [(1, 0.0, 90_000, 1), (2, 0.4, 150_000, 2), (3, 0.7, 90_000, 5)]
         {
@@ -156,6 +174,22 @@ fn blocks_stream_and_stay_alike() {
             let (found, streamed) = bits(device.expect("a device"), &model, &options(budget));
             assert!(streamed > 0 && found == expected, "{shape}, {fraction} resident, seed {seed}");
         }
+    }
+}
+
+/// A product whose weight has blocks beside plain rows: its activations are not rounded for the blocks alone, and rows do
+/// not depend on the batch.
+#[test]
+fn blocks_beside_plain_rows_give_the_bits_of_decoded_weights() {
+    for (seed, wide, resident) in [(1, true, 1.0), (2, true, 0.5), (3, false, 1.0)] {
+        let [mixed, decoded] = [Stored::Mixed, Stored::Decoded].map(|stored| model(DENSE, stored));
+        let budget = Budget { resident_fraction: Some(resident), ..Budget::default() };
+        let sim = || {
+            let config = SimConfig { seed, math: Math::Fast, ..SimConfig::default() };
+            SimDevice::new(SimConfig { wide_products: wide, ..config }).expect("a device")
+        };
+        let [found, expected] = [&mixed, &decoded].map(|blocks| bits(sim(), blocks, &options(budget)).0);
+        assert!(found == expected, "seed {seed}, {resident} resident");
     }
 }
 
@@ -207,7 +241,7 @@ fn what_does_not_fit_stays_plain_and_is_named() {
 #[test]
 fn blocks_that_the_device_cannot_read_are_refused_by_name() {
     let device = SimDevice::new(SimConfig { encodings: &[], ..SimConfig::default() }).expect("a device");
-    let model = model(DENSE, false);
+    let model = model(DENSE, Stored::Blocks);
     let options = options(Budget::default());
     let mut keep = |_, _| ControlFlow::Continue(());
     let loaded = Engine::load(device, model.model.graph.clone(), &model, &options, &mut keep);

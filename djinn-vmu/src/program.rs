@@ -42,12 +42,12 @@ pub struct Launch {
 }
 
 /// A product that reads what the launch before it completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NextProduct {
     /// The product.
     pub node: NodeId,
-    /// Its first tile.
-    pub tile: usize,
+    /// The tiles of its first launch, as indices into [`Placement::tiles`].
+    pub tiles: Range<usize>,
     /// Nothing else reads it, and one launch has all tiles of the product, with no chunk acquired or released before it.
     pub alone: bool,
 }
@@ -161,11 +161,11 @@ fn next_product(graph: &Graph, placement: &Placement, id: NodeId, tile: usize) -
     let (node, given) = (NodeId(id.0 + 1), graph.node(id).outputs[0]);
     let reads = |next: &&Node| matches!(next.op, Op::Linear) && next.inputs[0] == given;
     graph.nodes.get(node.0 as usize).filter(reads)?;
-    let end = run_end(graph, placement, tile, node, Detail::Fused);
-    let whole = placement.tiles.get(end).is_none_or(|after| after.tile.node != node);
-    let (acquire, _) = brackets(placement, &(tile..end));
+    let tiles = tile..run_end(graph, placement, tile, node, Detail::Fused);
+    let whole = placement.tiles.get(tiles.end).is_none_or(|after| after.tile.node != node);
+    let (acquire, _) = brackets(placement, &tiles);
     let later = graph.nodes[node.0 as usize + 1..].iter().any(|other| other.inputs.contains(&given));
-    Some(NextProduct { node, tile, alone: whole && acquire.is_none() && !later })
+    Some(NextProduct { node, tiles, alone: whole && acquire.is_none() && !later })
 }
 
 /// The next node, if it adds what the product `id` gives to another value, and no other node reads that.

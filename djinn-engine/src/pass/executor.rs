@@ -235,7 +235,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
         let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
         let all = 0..self.graph.value(node.outputs[0]).rows(self.rows) as u32;
-        let runs = self.runs_of(node, &tiles[0]).unwrap_or(std::slice::from_ref(&all));
+        let runs = self.runs_of(node, tiles).unwrap_or(std::slice::from_ref(&all));
         for rows in runs {
             let args = |tile: &LoadedTile| Linear {
                 x: words(x, rows, k),

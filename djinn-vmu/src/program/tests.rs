@@ -48,11 +48,11 @@ proptest! {
             if let Some(chunk) = launch.release {
                 prop_assert_eq!(held.take(), Some(chunk));
             }
-            if let Some(NextProduct { node, tile, alone }) = launch.read_by {
+            if let Some(NextProduct { node, tiles, alone }) = launch.read_by.clone() {
                 let (product, next) = (graph.node(node), &program.launches[at + 1]);
                 let given = launch.fused.map_or(launch.node, |fused| fused.node);
-                prop_assert_eq!((tile, &product.op), (launch.tiles.end, &djinn_srg::Op::Linear));
-                prop_assert_eq!((next.node, next.tiles.start), (node, tile));
+                prop_assert_eq!((tiles.start, &product.op), (launch.tiles.end, &djinn_srg::Op::Linear));
+                prop_assert_eq!((next.node, &next.tiles), (node, &tiles));
                 prop_assert!(!apart && product.inputs[0] == graph.node(given).outputs[0]);
                 let tiles = placement.tiles.iter().filter(|placed| placed.tile.node == node).count();
                 let whole = next.tiles.len() == tiles && launch.release.is_none() && next.acquire.is_none();

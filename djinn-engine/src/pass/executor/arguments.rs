@@ -5,15 +5,17 @@ use djinn_device::args::{Add, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, 
 use djinn_device::{DeviceInfo, Ops, Span};
 use djinn_srg::{Dim, Lifecycle, Node, Op, ValueId};
 use djinn_vmu::{Launch, LoadedTile};
+use std::mem;
 use std::ops::Range;
 
 impl<D: Ops> Executor<'_, D> {
-    /// The runs of rows that a product computes apart; `None`: all rows at once.
-    pub(super) fn runs_of(&self, node: &Node, tile: &LoadedTile) -> Option<&[Range<u32>]> {
-        let of_logits = self.graph.value(node.outputs[0]).shape[0] == Dim::LogitRows;
-        match tile.parts[0] {
-            weight if self.runs.wide && DeviceInfo::is_wide(weight, self.width(node.inputs[0])) => None,
-            _ if of_logits => Some(&self.runs.logits),
+    /// The runs of rows that a product with these tiles of its weight computes apart; `None`: all rows at once.
+    pub(super) fn runs_of(&self, node: &Node, tiles: &[LoadedTile]) -> Option<&[Range<u32>]> {
+        let k = self.width(node.inputs[0]);
+        let is_wide = |tile: &LoadedTile| DeviceInfo::is_wide(tile.parts[0], k);
+        match self.graph.value(node.outputs[0]).shape[0] {
+            _ if self.runs.wide && tiles.iter().all(is_wide) => None,
+            Dim::LogitRows => Some(&self.runs.logits),
             _ => Some(&self.runs.products),
         }
     }
@@ -63,11 +65,14 @@ impl<D: Ops> Executor<'_, D> {
     }
 
     pub(super) fn read_by(&self, launch: &Launch) -> Option<ReadBy> {
-        let next = launch.read_by?;
-        let tile = &self.text.tiles()[next.tile];
-        let at_once = self.runs_of(self.graph.node(next.node), tile).is_none_or(|runs| runs.len() == 1);
-        let Weight { dtype, encoding, .. } = tile.parts[0];
-        Some(ReadBy { dtype, encoding, alone: next.alone && at_once && !self.hooked })
+        let next = launch.read_by.as_ref()?;
+        let tiles = &self.text.tiles()[next.tiles.clone()];
+        let at_once = self.runs_of(self.graph.node(next.node), tiles).is_none_or(|runs| runs.len() == 1);
+        // A file may store parts of a fused weight as blocks and others as plain elements.
+        let kind = |tile: &LoadedTile| (tile.parts[0].dtype, mem::discriminant(&tile.parts[0].encoding));
+        let alike = tiles.iter().all(|tile| kind(tile) == kind(&tiles[0]));
+        let Weight { dtype, encoding, .. } = tiles[0].parts[0];
+        Some(ReadBy { dtype, encoding, alone: next.alone && at_once && alike && !self.hooked })
     }
 
     pub(super) fn kv(&self, cache: ValueId) -> KvPages {
