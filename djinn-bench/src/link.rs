@@ -1,4 +1,4 @@
-//! Bandwidth between host and device, through the device seam.
+//! Bandwidth between host and device, through the device interface.
 
 mod pcie;
 

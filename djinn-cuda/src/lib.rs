@@ -1,4 +1,4 @@
-//! The CUDA device behind [`djinn_device`]'s seam: [`CudaDevice`] is a `Device` with `Ops`.
+//! The CUDA device behind [`djinn_device`]'s interface: [`CudaDevice`] is a `Device` with `Ops`.
 //!
 //! Without the feature `cuda` the crate builds everywhere and [`CudaDevice::new`] says what is missing; with
 //! it, libraries are looked up when a device is made, so that the same binary starts without a driver.

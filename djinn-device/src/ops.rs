@@ -160,7 +160,8 @@ macro_rules! operations {
         /// Every operation computes each output row from that row's inputs alone, in an order that does not depend on
         /// the number of rows: results are *batch-invariant*. A device may compute `linear` and `attention` of many
         /// rows on other units, in another order. It states the number of rows up to which a row's bits are the same
-        /// in every batch ([`DeviceInfo::batch_invariant_rows`](crate::DeviceInfo::batch_invariant_rows)).
+        /// in every batch ([`DeviceInfo::batch_invariant_rows`](crate::DeviceInfo::batch_invariant_rows)), and whether
+        /// some products have no such limit ([`DeviceInfo::wide_products`](crate::DeviceInfo::wide_products)).
         pub trait Ops: Device {
             $(
                 #[doc = concat!("See [`args::", stringify!($Args), "`].")]

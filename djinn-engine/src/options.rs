@@ -35,8 +35,8 @@ pub struct Options {
     /// Rows of a prefill chunk. Longer prompts are computed in pieces of this size.
     pub prefill_rows: u32,
     /// The most prefill chunks of a prompt in one step. Where weights stream, each pass over the link computes more with
-    /// more of them: a step takes up to three, and as many beyond as make a pass stream 2 % more at most. Where all weights
-    /// are resident it takes up to two, or four if some are encoded, and only as many as keep all of them resident.
+    /// more of them: a step takes up to three, or more if a pass then streams at most 2 % more. Where all weights are
+    /// resident it takes up to two, or four if some are encoded, and only as many as keep all of them resident.
     pub prefill_chunks: u32,
     /// Rows of a step beside those of prefill chunks: with many sessions, `sequences` or more.
     pub decode_rows: u32,

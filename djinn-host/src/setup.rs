@@ -66,7 +66,7 @@ pub struct Setup {
     /// Cap over everything on the device, e.g. 20GiB or 20G [default: none; for a card of --gpu, its memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub vram: Option<u64>,
-    /// Cap over the weights kept on the host [default: none]
+    /// Cap over weights and swapped pages in host memory [default: none]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub ram: Option<u64>,
     /// Share of the weights that stays on the device, 0 to 1 [default: as much as fits]
@@ -98,7 +98,7 @@ pub struct Setup {
     /// What products with quantised weights compute from, on the CPU: int8 is faster and less exact [default: float]
     #[arg(long, value_name = "TYPE", value_enum)]
     pub activations: Option<Activations>,
-    /// Tokens of a prefill chunk; a GPU runs two at once, three where weights stream [default: 512]
+    /// Tokens of a prefill chunk; a step of a GPU takes up to eight [default: 512]
     #[arg(long = "prefill-chunk", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     #[serde(rename = "prefill-chunk")]
     pub prefill_rows: Option<u32>,

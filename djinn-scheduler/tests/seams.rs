@@ -1,4 +1,4 @@
-//! The four seams, each through its example: written outside the crate, chosen by name, run.
+//! The four traits, each through its example: written outside the crate, chosen by name, run.
 
 #[path = "../examples/custom_backend.rs"]
 mod custom_backend;

@@ -1,4 +1,4 @@
-//! Matrix products of many rows, by cuBLASLt.
+//! Matrix products that Djinn's kernels do not take, by cuBLASLt.
 //!
 //! `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`, all row-major, is in cuBLASLt's column-major terms
 //! `D[n, rows] = op(A)[n, k] · B[k, rows]` with `A = weight` transposed. Inputs are of one type, the output and

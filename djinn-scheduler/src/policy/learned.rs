@@ -20,9 +20,7 @@ pub struct LearnedWaits {
 #[derive(Clone, Debug)]
 struct Tool {
     waits: Waits,
-    /// Mean of
-    /// ln(actual / estimate)
-    /// , and the number of its estimates.
+    /// Mean of |ln(actual / estimate)|, and the number of estimates.
     error: f64,
     estimates: u64,
     /// Half the distance between quartiles, in natural logarithms: the error of guessing the median.
