@@ -79,21 +79,22 @@ fn build(kernels: &Path, for_12: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// nvcc's options for machine code of each architecture, and PTX of the last for the cards that come after: without what
-/// only an architecture with a letter has (`90a`).
+/// nvcc's options for machine code of each architecture, and PTX for the cards that come after: of the last without a
+/// letter, since others have neither what `90a` has nor code for it.
 fn gencodes(architectures: &str) -> Result<Vec<String>, String> {
     let mut options = Vec::new();
-    let mut last = "";
+    let mut last = None;
     for arch in architectures.split(',').map(str::trim) {
-        last = arch.strip_suffix(['a', 'f']).unwrap_or(arch);
-        if !last.parse::<u32>().is_ok_and(|number| number >= 80) {
+        let number = arch.strip_suffix(['a', 'f']).unwrap_or(arch);
+        if !number.parse::<u32>().is_ok_and(|number| number >= 80) {
             return Err(format!(
                 "DJINN_CUDA_ARCHS={architectures}: {arch:?} is no compute capability from 80 on, as in 80,90a"
             ));
         }
         options.push(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
+        last = if number == arch { Some(arch) } else { last };
     }
-    options.push(format!("-gencode=arch=compute_{last},code=compute_{last}"));
+    options.extend(last.map(|last| format!("-gencode=arch=compute_{last},code=compute_{last}")));
     Ok(options)
 }
 
