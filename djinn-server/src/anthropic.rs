@@ -39,7 +39,8 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Answered 
         let stop = request::stop_sequences(&fields)?;
         let chat = request::chat_fields(&fields)?;
         request::check_last(&fields)?;
-        Ok(GenerateRequest { max_tokens: Some(max_tokens), stop, ..chat::generate(&chat, model, &salt)? })
+        let generate = chat::generate(&chat, model, &salt).map_err(request::in_own_names)?;
+        Ok(GenerateRequest { max_tokens: Some(max_tokens), stop, ..generate })
     });
     let mut generate = prepared.await?;
     hints.apply(&mut generate);
@@ -66,7 +67,9 @@ pub(crate) async fn count_tokens(headers: HeaderMap, request: ApiRequest) -> Ans
     check_version(&headers)?;
     let fields = Fields::parse(&request.body, &COUNT_TOKENS)?;
     let model = request.model(&fields)?;
-    let prompt = model.work(move |model| chat::prompt(&request::chat_fields(&fields)?, model));
+    let prompt = model.work(move |model| {
+        chat::prompt(&request::chat_fields(&fields)?, model).map_err(request::in_own_names)
+    });
     let tokens = prompt.await?.len();
     reply::ok(&json!({ "input_tokens": tokens }))
 }

@@ -9,6 +9,7 @@ use crate::fields::{Endpoint, Support};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 #[derive(Debug, Default)]
@@ -64,9 +65,9 @@ impl Fields {
         for field in endpoint.fields {
             if let (Support::Refused { neutral, instead }, Some(value)) =
                 (&field.support, fields.get(field.name))
-                && !neutral
-                    .iter()
-                    .any(|text| serde_json::from_str(text).is_ok_and(|neutral: Value| neutral == *value))
+                && !neutral.iter().any(|text| {
+                    serde_json::from_str(text).is_ok_and(|neutral: Value| is_same(&neutral, value))
+                })
             {
                 let name = field.name;
                 return Err(ApiError::unsupported(name, format!("`{name}` is not supported; {instead}")));
@@ -92,7 +93,7 @@ impl Fields {
     pub(crate) fn read<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let value = T::deserialize(value);
-        value.map(Some).map_err(|error| ApiError::field(name, format!("`{name}`: {error}")))
+        value.map(Some).map_err(|error| ApiError::field(name, format!("`{name}`: {}", in_words(&error))))
     }
 
     /// A number within `range`.
@@ -102,7 +103,7 @@ impl Fields {
         range: RangeInclusive<f32>,
     ) -> Result<Option<f32>, ApiError> {
         let value = self.read::<f32>(name)?;
-        check(name, value, &range)
+        check(name, value, &range, numbers)
     }
 
     /// A whole number within `range`.
@@ -112,7 +113,10 @@ impl Fields {
         range: RangeInclusive<u64>,
     ) -> Result<Option<u64>, ApiError> {
         let value = self.read::<u64>(name)?;
-        check(name, value, &range)
+        check(name, value, &range, |from, to| match to {
+            u64::MAX => format!("{from} or more"),
+            to => format!("{from} to {to}"),
+        })
     }
 
     /// A flag; false if it is absent.
@@ -121,18 +125,61 @@ impl Fields {
     }
 }
 
-fn check<T: PartialOrd + std::fmt::Display>(
+/// Refuses a value outside a range, which `words` names.
+fn check<T: PartialOrd + Display + Copy>(
     name: &'static str,
     value: Option<T>,
     range: &RangeInclusive<T>,
+    words: impl FnOnce(T, T) -> String,
 ) -> Result<Option<T>, ApiError> {
     match value {
         Some(value) if !range.contains(&value) => {
-            let (from, to) = (range.start(), range.end());
-            Err(ApiError::field(name, format!("`{name}` is {value}; give {from} to {to}")))
+            let range = words(*range.start(), *range.end());
+            Err(ApiError::field(name, format!("`{name}` is {value}; give {range}")))
         }
         value => Ok(value),
     }
+}
+
+/// A range of numbers in words. The least and the greatest numbers of the type are no bounds of the API.
+fn numbers(from: f32, to: f32) -> String {
+    const POSITIVE: f32 = f32::MIN_POSITIVE;
+    match (from, to) {
+        (f32::MIN, f32::MAX) => "a finite number".to_owned(),
+        (POSITIVE, f32::MAX) => "a number above 0".to_owned(),
+        (POSITIVE, to) => format!("a number above 0 and at most {to}"),
+        (from, f32::MAX) => format!("{from} or more"),
+        (from, to) => format!("{from} to {to}"),
+    }
+}
+
+/// Whether two JSON values mean the same, as 1 and 1.0 do.
+fn is_same(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+/// Why a JSON value cannot be read. Types have the names of JSON's documentation, not of Rust's.
+pub(crate) fn in_words(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let Some((found, expected)) = text.rsplit_once(", expected ") else { return text };
+    let expected = match expected {
+        "f32" | "f64" => "a number",
+        "i64" => "a whole number",
+        "i32" => "a whole number from -2147483648 to 2147483647",
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number from 0",
+        "a string" => "a text",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        expected if expected.starts_with("struct ") => "an object",
+        expected => expected,
+    };
+    format!("{found}, expected {expected}")
 }
 
 /// An object of the body, with its place there.
@@ -169,7 +216,7 @@ impl Part {
     }
 
     /// 400 for a field.
-    pub(crate) fn wrong(&self, name: &str, detail: impl std::fmt::Display) -> ApiError {
+    pub(crate) fn wrong(&self, name: &str, detail: impl Display) -> ApiError {
         let place = self.place_of(name);
         let message = format!("`{place}` {detail}");
         ApiError::field(place, message)
@@ -182,7 +229,8 @@ impl Part {
 
     pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        T::deserialize(value).map(Some).map_err(|error| self.wrong(name, format_args!("is wrong: {error}")))
+        let value = T::deserialize(value);
+        value.map(Some).map_err(|error| self.wrong(name, format_args!("is wrong: {}", in_words(&error))))
     }
 
     /// A whole number from 1 to `most`.

@@ -21,4 +21,5 @@ pub(crate) mod tokens;
 pub(crate) use bell::Bell;
 pub(crate) use breakpoint::Armed;
 pub(crate) use engine::{debug, not_paused};
+pub use lens::is_residual;
 pub(crate) use resume::resume;

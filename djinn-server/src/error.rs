@@ -37,6 +37,18 @@ pub enum Error {
     Setting(String),
 }
 
+impl Error {
+    /// The error that this one passes on unchanged, or itself. [`djinn_host::one_line`] knows errors by their types:
+    /// give it this one, so that it names flags.
+    pub fn unwrapped(&self) -> &(dyn std::error::Error + 'static) {
+        match self {
+            Error::Host(error) => error,
+            Error::Scheduler(error) => error,
+            error => error,
+        }
+    }
+}
+
 impl From<djinn_engine::Error> for Error {
     fn from(error: djinn_engine::Error) -> Self {
         Error::Host(error.into())
@@ -143,7 +155,10 @@ impl ApiError {
             EngineError::UnknownToken { .. } | EngineError::EmptyPrompt => {
                 Self::field(param, error.to_string())
             }
-            EngineError::Sampling { field, .. } => Self::field(*field, error.to_string()),
+            EngineError::Sampling { field, .. } => {
+                // Such as `a value of logit_bias`.
+                Self::field(field.rsplit(' ').next().unwrap_or(field), error.to_string())
+            }
             EngineError::Option(_) => Self::invalid(error.to_string()),
             EngineError::Stopped(_) | EngineError::Retired { .. } | EngineError::Device(_) => {
                 Self::unavailable(error.to_string())
@@ -169,6 +184,14 @@ impl ApiError {
     /// The error for a text from the client on which the tokenizer, template or grammar fails.
     pub(crate) fn of_text(error: &dyn std::fmt::Display, param: &'static str) -> Self {
         Self::field(param, djinn_models::printable::one_line(&error.to_string()))
+    }
+
+    /// The same where the field at fault is called `own` in the API that the client speaks.
+    pub(crate) fn called(mut self, own: String) -> Self {
+        if let Some(param) = self.param.replace(own.clone().into()) {
+            self.message = self.message.replacen(&format!("`{param}`"), &format!("`{own}`"), 1);
+        }
+        self
     }
 
     /// The object for the client.

@@ -117,6 +117,18 @@ const CACHE_SALT: RequestField =
     yes("cache_salt", "requests share prefixes only with those of the same salt and key");
 const STREAM_OPTIONS: RequestField = yes("stream_options", "`include_usage`, `continuous_usage_stats`");
 
+/// Fields of vLLM and llama.cpp that would change answers.
+const ELSEWHERE: [RequestField; 8] = [
+    refused("allowed_token_ids", &["[]"], "give these tokens a `logit_bias` of 100"),
+    refused("bad_words", &["[]"], "give their tokens a `logit_bias` of -100"),
+    refused("use_beam_search", &["false"], "take `n`, and choose by the log-probabilities"),
+    refused("length_penalty", &["1"], "it is of beam search, which there is not; leave it out"),
+    refused("truncate_prompt_tokens", &[], "shorten the prompt"),
+    refused("include_stop_str_in_output", &["false"], "append the stop string to the answer"),
+    refused("mirostat", &["0"], "use `temperature` with `top_p` or `min_p`"),
+    refused("typical_p", &["1"], "use `top_p` or `min_p`"),
+];
+
 /// `/v1/chat/completions`.
 pub const CHAT: Endpoint = Endpoint {
     method: "POST",
@@ -126,8 +138,8 @@ pub const CHAT: Endpoint = Endpoint {
         MODEL,
         yes("stream", ""),
         STREAM_OPTIONS,
-        yes("max_completion_tokens", "wins over `max_tokens`; else as many as the context has room for"),
-        yes("max_tokens", ""),
+        yes("max_completion_tokens", "wins over `max_tokens`"),
+        yes("max_tokens", "cut to the room that the context has after the prompt, which is also the default"),
         TEMPERATURE,
         TOP_P,
         TOP_K,
@@ -152,6 +164,7 @@ pub const CHAT: Endpoint = Endpoint {
         yes(
             "tools",
             "up to 128 functions; given to the chat template, or to the system message where it knows no tools. \
+             Calls and results of earlier messages are then written as `<tool_call>` and `<tool_response>`. \
              Arguments meet their schemas, `strict` or not, where a call is demanded; with `auto`, those of functions with \
              `strict`, from where the model begins a call, and those of others are objects",
         ),
@@ -181,6 +194,16 @@ pub const CHAT: Endpoint = Endpoint {
         refused("echo", &["false"], "the prompt is not repeated"),
         refused("continue_final_message", &["false"], "use `/v1/completions`"),
         refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
+        ELSEWHERE[0],
+        ELSEWHERE[1],
+        ELSEWHERE[2],
+        ELSEWHERE[3],
+        ELSEWHERE[4],
+        ELSEWHERE[5],
+        ELSEWHERE[6],
+        ELSEWHERE[7],
+        refused("prompt_logprobs", &["0"], "use `djinn logits`"),
+        refused("return_token_ids", &["false"], "use `/v1/completions` or `/v1/generate`"),
         refused("json_schema", &[], "use `response_format`"),
         refused("grammar", &["\"\""], "use `response_format`"),
         refused("guided_json", &[], "use `response_format`"),
@@ -217,7 +240,7 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         MODEL,
         yes("stream", ""),
         STREAM_OPTIONS,
-        yes("max_tokens", "default 16"),
+        yes("max_tokens", "default 16; cut to the room that the context has after the prompt"),
         TEMPERATURE,
         TOP_P,
         TOP_K,
@@ -234,6 +257,11 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         yes("logprobs", "0 to 20 alternatives; of the model's own logits, before penalties and filters"),
         yes("echo", "the prompt goes before each answer; not together with `logprobs`"),
         yes("add_special_tokens", "vLLM's: `false` adds no BOS to a text"),
+        yes(
+            "return_token_ids",
+            "vLLM's: each answer has the ids of its tokens in `token_ids`, but not the prompt's. A model without a tokenizer \
+             gives nothing else: its `text` is empty",
+        ),
         PRIORITY,
         CACHE_SALT,
         refused("suffix", &["\"\""], "nothing is filled into a text"),
@@ -242,6 +270,14 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         refused("json_schema", &[], "use `/v1/chat/completions` with `response_format`"),
         refused("grammar", &["\"\""], "use `/v1/chat/completions` with `response_format`"),
         refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
+        ELSEWHERE[0],
+        ELSEWHERE[1],
+        ELSEWHERE[2],
+        ELSEWHERE[3],
+        ELSEWHERE[4],
+        ELSEWHERE[5],
+        ELSEWHERE[6],
+        ELSEWHERE[7],
         refused("prompt_logprobs", &["0"], "use `djinn logits`"),
         SESSION_ID,
         yes("prompt_cache_key", WEAKER),
@@ -270,7 +306,10 @@ const MESSAGE_FIELDS: &[RequestField] = &[
     ),
     yes("system", "a text or blocks of text"),
     MODEL,
-    yes("max_tokens", "needed, but not to count tokens"),
+    yes(
+        "max_tokens",
+        "needed, but not to count tokens; cut to the room that the context has after the prompt",
+    ),
     yes("stream", ""),
     yes("stop_sequences", "up to 16, each of up to 1024 bytes; never part of the answer"),
     yes("temperature", "0 to 2; 0 is greedy. Default: the model's makers', else 1"),

@@ -47,6 +47,8 @@ pub struct GenerateRequest {
     pub continues_text: bool,
     /// Return, with each token, its log-probability and those of the best 0 to 20 tokens.
     pub logprobs: Option<u8>,
+    /// Return the ids of tokens ([`Piece::ids`]).
+    pub token_ids: bool,
     /// What the tokens must obey.
     pub constraint: Option<Box<dyn Constraint>>,
     /// How to parse the text.

@@ -133,7 +133,7 @@ impl Grammars {
                 let parser = factory.create_parser(grammar);
                 let matcher = Matcher::new(parser);
                 match matcher.get_error() {
-                    Some(error) => Err(GrammarError::Refused(first_line(&error))),
+                    Some(error) => Err(GrammarError::Refused(reason(&error))),
                     None => GrammarConstraint::new(matcher),
                 }
             }));
@@ -196,10 +196,17 @@ impl Drop for Running {
 }
 
 fn refused(error: &dyn std::fmt::Display) -> GrammarError {
-    GrammarError::Refused(first_line(&error.to_string()))
+    GrammarError::Refused(reason(&error.to_string()))
 }
 
-/// A library's message without appended traces, cut at 500 characters.
-fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().chars().take(500).collect()
+/// A library's message as one line without appended traces, cut at 500 characters.
+fn reason(message: &str) -> String {
+    let first = message.lines().next().unwrap_or_default();
+    // An error of a regex shows the pattern below its first line, and tells the reason last.
+    let last = message.lines().filter_map(|line| line.strip_prefix("error: ")).next_back();
+    let line = match last.filter(|_| first.ends_with(':')) {
+        Some(last) => format!("{first} {last}"),
+        None => first.to_owned(),
+    };
+    line.chars().take(500).collect()
 }

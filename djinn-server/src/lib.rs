@@ -34,6 +34,7 @@ mod telemetry;
 mod tools;
 mod write_times;
 
+pub use debug::is_residual;
 pub use error::{ApiError, Error, Result};
 pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, TokenInfo, TokenUsage};
 pub use grammar::{COMPILE_LIMIT, CallForm, GrammarError, Grammars, calls_schema};

@@ -73,6 +73,7 @@ fn generate(fields: &Fields, model: &ServedModel, salt: &[u8]) -> Result<Generat
         let message = format!("`stop_token_ids` has more than {MOST_STOP_TOKENS} tokens");
         return Err(ApiError::field("stop_token_ids", message));
     }
+    model.check_tokens(&stop_tokens, "stop_token_ids")?;
     Ok(GenerateRequest {
         choices: fields.integer("n", 1..=MOST_CHOICES)?.unwrap_or(1) as u32,
         sampling: sampling(fields, model)?,

@@ -16,6 +16,19 @@ fn wrong(place: &str, detail: impl Display) -> ApiError {
     ApiError::field(place.to_owned(), format!("`{place}` {detail}"))
 }
 
+/// A chat request's error in this API's names.
+pub(super) fn in_own_names(error: ApiError) -> ApiError {
+    let own = error
+        .param
+        .as_deref()
+        .filter(|param| param.starts_with("tools["))
+        .map(|param| param.replace(".function.parameters", ".input_schema").replace(".function", ""));
+    match own {
+        Some(own) => error.called(own),
+        None => error,
+    }
+}
+
 /// The equivalent chat request, but for its stop strings and its maximum of tokens.
 pub(super) fn chat_fields(fields: &Fields) -> Result<Fields, ApiError> {
     let mut chat = Map::new();

@@ -4,7 +4,7 @@ use super::engine::{debug, look, paused_at};
 use super::tensors::{Lists, WithLists};
 use super::{hooks, pattern, tensors};
 use crate::ApiError;
-use crate::body::{Fields, Part};
+use crate::body::{Fields, Part, in_words};
 use crate::fields::ACTIVATIONS;
 use crate::reply::{self, Answered};
 use crate::request::Pairs;
@@ -134,8 +134,9 @@ impl Written {
         let runs = match self.fields.get("positions") {
             None => vec![all.clone()],
             Some(list @ Value::Array(_)) => {
-                let list = Vec::<u64>::deserialize(list)
-                    .map_err(|error| ApiError::field("positions", format!("`positions`: {error}")))?;
+                let list = Vec::<u64>::deserialize(list).map_err(|error| {
+                    ApiError::field("positions", format!("`positions`: {}", in_words(&error)))
+                })?;
                 if list.is_empty() || !list.is_sorted_by(|a, b| a < b) {
                     return Err(ApiError::field(
                         "positions",
@@ -176,7 +177,7 @@ impl Written {
                 let width = hook.columns.1 as usize;
                 let mut all = Vec::new();
                 for (at, row) in rows.iter().enumerate() {
-                    let row = Vec::<f32>::deserialize(row).map_err(|error| wrong(&error))?;
+                    let row = Vec::<f32>::deserialize(row).map_err(|error| wrong(&in_words(&error)))?;
                     if row.len() != width {
                         return Err(wrong(&format_args!("row {at} has {} values, not {width}", row.len())));
                     }
@@ -184,7 +185,9 @@ impl Written {
                 }
                 all
             }
-            (None, Some(values)) => Vec::<f32>::deserialize(values).map_err(|error| wrong(&error))?,
+            (None, Some(values)) => {
+                Vec::<f32>::deserialize(values).map_err(|error| wrong(&in_words(&error)))?
+            }
         };
         check_values(hook, &values, tokens, "values")?;
         Ok(values)

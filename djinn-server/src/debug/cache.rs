@@ -4,7 +4,7 @@ use super::engine::{edit_cache, look, paused_at};
 use super::tensors::{Lists, WithLists};
 use super::{not_paused, tensors};
 use crate::ApiError;
-use crate::body::{Fields, Part};
+use crate::body::{Fields, Part, in_words};
 use crate::fields::CACHE;
 use crate::reply::{self, Answered};
 use crate::request::Pairs;
@@ -168,7 +168,7 @@ fn from_json(fields: &Fields, layer: Layer, end: u64) -> Result<KvEdit, ApiError
         let all = match fields.get("values").ok_or_else(|| wrong(&"it is missing"))? {
             Value::Array(rows) if rows.first().is_some_and(Value::is_array) => {
                 let rows = Vec::<Vec<Vec<f32>>>::deserialize(&Value::Array(rows.clone()));
-                let rows = rows.map_err(|error| wrong(&error))?;
+                let rows = rows.map_err(|error| wrong(&in_words(&error)))?;
                 let fits = |row: &Vec<Vec<f32>>| {
                     row.len() == layer.kv_heads && row.iter().all(|head| head.len() == layer.head_dim)
                 };
@@ -178,7 +178,7 @@ fn from_json(fields: &Fields, layer: Layer, end: u64) -> Result<KvEdit, ApiError
                 }
                 rows.concat().concat()
             }
-            row => Vec::<f32>::deserialize(row).map_err(|error| wrong(&error))?,
+            row => Vec::<f32>::deserialize(row).map_err(|error| wrong(&in_words(&error)))?,
         };
         check(&all, layer, tokens, "values")?;
         Ok(all)

@@ -79,6 +79,17 @@ fn ends(graph: &Graph) -> Vec<&Hook> {
     (0..).map_while(|block| graph.hook(&format!("blocks.{block}.hook_out"))).collect()
 }
 
+/// Whether the residual stream is at a hook: before a block, between its attention and its MLP, or after it. Values of
+/// other hooks may be as many, but the logit lens makes no sense of them.
+pub fn is_residual(graph: &Graph, hook: &Hook) -> bool {
+    let is_same = |other: &&Hook| (other.value, other.columns) == (hook.value, hook.columns);
+    let is_named = |other: &Hook| {
+        let name = other.name.strip_prefix("blocks.").and_then(|name| name.split_once('.'));
+        name.is_some_and(|(_, name)| ["hook_in", "hook_resid_mid", "hook_out"].contains(&name))
+    };
+    graph.hooks.iter().filter(is_same).any(is_named)
+}
+
 /// The hooks of the residual stream that a request names.
 fn chosen<'a>(fields: &Fields, graph: &'a Graph, last: &Hook) -> Result<Vec<&'a Hook>, ApiError> {
     let Some(names) = fields.read::<BTreeSet<String>>("hooks")? else { return Ok(ends(graph)) };
@@ -88,9 +99,11 @@ fn chosen<'a>(fields: &Fields, graph: &'a Graph, last: &Hook) -> Result<Vec<&'a 
     let mut chosen = Vec::new();
     for name in &names {
         let hook = hooks::find(graph, name, "hooks")?;
-        if hook.columns.1 != last.columns.1 || hook.after > last.after {
-            let message =
-                format!("`{name}` has not what the last block ends with: give hooks of the residual stream");
+        if !is_residual(graph, hook) || hook.after > last.after {
+            let message = format!(
+                "`{name}` is not of the residual stream; give hooks such as `blocks.0.hook_in`, \
+                 `blocks.0.hook_resid_mid` or `blocks.0.hook_out`"
+            );
             return Err(ApiError::field("hooks", message));
         }
         chosen.push(hook);

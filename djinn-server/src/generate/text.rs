@@ -2,7 +2,7 @@
 
 use super::{FinishReason, GenerateRequest, OutputForm};
 use crate::model::ServedModel;
-use crate::{ApiError, OutputEvent, OutputParser};
+use crate::{ApiError, OutputEvent, OutputParser, ToolFormat};
 use djinn_engine::{Finish, TokenLogprobs};
 use djinn_models::Tokenizer;
 use djinn_models::tokenizer::{StopStrings, TextStream};
@@ -17,6 +17,8 @@ pub struct Piece {
     pub events: Vec<OutputEvent>,
     /// The token, if log-probabilities are requested. Its text may come later.
     pub token: Option<TokenInfo>,
+    /// The ids of the tokens since the last piece, if they are requested.
+    pub ids: Vec<u32>,
     /// Why the answer ended; set with the last piece.
     pub finish: Option<FinishReason>,
     /// The stop string that ended the answer, if one did; set with the last piece.
@@ -43,7 +45,7 @@ impl Piece {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.token.is_none() && self.finish.is_none()
+        self.events.is_empty() && self.token.is_none() && self.ids.is_empty() && self.finish.is_none()
     }
 }
 
@@ -68,12 +70,16 @@ pub(super) struct Speaking {
     /// Special tokens that the parser reads, with their text.
     markers: Vec<(u32, &'static str)>,
     called: bool,
+    /// Whether the answer consists of calls, so that nothing of it is text.
+    is_demanded: bool,
     /// Whether the answer ends with its first call.
     one_call: bool,
     /// Tokens that end the text and do not belong to it.
     ends: Vec<u32>,
     over: bool,
     tokens: Vec<u32>,
+    /// How many of the tokens pieces had, if pieces have tokens' ids.
+    given: Option<usize>,
 }
 
 impl Speaking {
@@ -107,7 +113,9 @@ impl Speaking {
         }
         let markers = model.markers(calls);
         let (called, over) = (false, false);
+        let is_demanded = calls == Some(ToolFormat::JsonList);
         let tokens = Vec::new();
+        let given = generate.token_ids.then_some(0);
         Ok(Speaking {
             choice,
             tokenizer,
@@ -116,10 +124,12 @@ impl Speaking {
             parser,
             markers,
             called,
+            is_demanded,
             one_call,
             ends,
             over,
             tokens,
+            given,
         })
     }
 
@@ -139,6 +149,17 @@ impl Speaking {
         logprobs: Option<&TokenLogprobs>,
     ) -> Piece {
         self.tokens.push(token);
+        let mut piece = self.read(token, finish, logprobs);
+        if let Some(given) = &mut self.given
+            && (!piece.is_empty() || self.stream.is_none())
+        {
+            piece.ids = self.tokens[*given..].to_vec();
+            *given = self.tokens.len();
+        }
+        piece
+    }
+
+    fn read(&mut self, token: u32, finish: Option<Finish>, logprobs: Option<&TokenLogprobs>) -> Piece {
         let ends = finish == Some(Finish::Stop) && self.ends.contains(&token);
         let mut piece =
             Piece { choice: self.choice, finish: finish.map(FinishReason::from), ..Piece::default() };
@@ -171,6 +192,10 @@ impl Speaking {
         self.over = piece.finish.is_some();
         if self.over {
             piece.events.extend(self.parser.finish());
+        }
+        if self.is_demanded {
+            // The beginning of a call that was cut off.
+            piece.events.retain(|event| !matches!(event, OutputEvent::Text(_)));
         }
         if self.one_call && piece.cut_after_call() {
             (piece.finish, self.over) = (Some(FinishReason::Stop), true);

@@ -1,6 +1,6 @@
 //! A compiled grammar at one point of a text.
 
-use super::{GrammarError, first_line};
+use super::{GrammarError, reason};
 use djinn_engine::{Constraint, ConstraintError, TokenMask};
 use llguidance::Matcher;
 use std::fmt;
@@ -18,9 +18,13 @@ impl GrammarConstraint {
     pub(super) fn new(mut matcher: Matcher) -> Result<Self, GrammarError> {
         match matcher.compute_mask() {
             Ok(_) => Ok(GrammarConstraint { matcher }),
-            Err(error) => {
-                Err(GrammarError::Refused(format!("no text begins: {}", first_line(&error.to_string()))))
-            }
+            Err(error) => Err(GrammarError::Refused(match reason(&error.to_string()) {
+                // The library's name of a state that allows no token.
+                state if state == "NoExtensionBias" => {
+                    "no text meets it: a `$ref` leads to itself, or its parts exclude each other".to_owned()
+                }
+                why => format!("no text begins: {why}"),
+            })),
         }
     }
 
@@ -42,7 +46,7 @@ impl fmt::Debug for GrammarConstraint {
 }
 
 fn failed(error: &dyn fmt::Display) -> ConstraintError {
-    ConstraintError(first_line(&error.to_string()))
+    ConstraintError(reason(&error.to_string()))
 }
 
 impl Constraint for GrammarConstraint {

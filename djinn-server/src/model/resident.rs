@@ -32,9 +32,10 @@ impl Starting {
     /// The engine's options, with its KV pages.
     fn options(&self) -> Result<Options> {
         let Starting { model, serving, setup, options, .. } = self;
+        // A context that is too long stays as it is: the plan refuses it.
+        let options = Options { context: options.context.max(self.context()), ..options.clone() };
         let table = options.context.div_ceil(options.page_tokens.into());
-        let mut options =
-            Options { hook_bytes: serving.hook_bytes, ..options.clone().serving(serving.sequences) };
+        let mut options = Options { hook_bytes: serving.hook_bytes, ..options.serving(serving.sequences) };
         // Prefill chunks are whole pages.
         let page_tokens = u64::from(options.page_tokens);
         let whole = (options.context / page_tokens * page_tokens).max(page_tokens);
@@ -67,7 +68,8 @@ impl Starting {
     /// The most tokens of a sequence, as the engine will have it.
     pub(super) fn context(&self) -> u64 {
         let page_tokens = u64::from(self.options.page_tokens);
-        self.options.context.next_multiple_of(page_tokens).min(self.model.graph.max_context)
+        let whole = self.options.context.checked_next_multiple_of(page_tokens);
+        whole.unwrap_or(u64::MAX).min(self.model.graph.max_context)
     }
 
     fn load<D: Ops>(
@@ -180,7 +182,7 @@ impl Seat {
             Error::Host(djinn_host::Error::Engine(error)) if !self.is_awaited() => return error.into(),
             error => error,
         };
-        let why = one_line(&error);
+        let why = one_line(error.unwrapped());
         let is_lost = matches!(&error, Error::Host(error) if error.is_device_lost());
         if let Some(follower) = lock(&self.follower).take() {
             // The owner may have gone.

@@ -51,7 +51,7 @@ fn rendered(
     tools: Option<&Tools>,
 ) -> Result<(Vec<u32>, String), ApiError> {
     let told = tools.map(|tools| tools.told(model));
-    let conversation = messages::conversation(fields, told.as_ref())?;
+    let conversation = messages::conversation(fields, told.as_ref(), structure::loses_calls(model))?;
     let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
     model.encode_conversation(&conversation, prompts)
 }

@@ -41,6 +41,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
             max_tokens: Some(fields.integer("max_tokens", 1..=u64::MAX)?.unwrap_or(MAX_TOKENS)),
             continues_text: true,
             logprobs,
+            token_ids: fields.flag("return_token_ids")?,
             ..super::generate(&fields, model, &salt)?
         };
         let choices = generate.choices as usize;
@@ -58,7 +59,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
     drop(request);
     let head = Head::new("cmpl-", name);
     let logprobs = generate.logprobs.map(|_| vec![0; echo.len()]);
-    let choices = TextChoices { logprobs, echo };
+    let choices = TextChoices { logprobs, echo, ids: generate.token_ids };
     match streaming.stream {
         true => {
             let chunks = move |answers| Chunks::new(head, answers, streaming, choices);
@@ -111,8 +112,12 @@ fn prompt(given: &Value, fields: &Fields, model: &ServedModel) -> Result<(Vec<u3
     }
 }
 
-fn choice(at: usize, text: &str, logprobs: &Value, finish: Option<&str>) -> Value {
-    json!({ "index": at, "text": text, "logprobs": logprobs, "finish_reason": finish })
+fn choice(at: usize, text: &str, logprobs: &Value, ids: Option<&[u32]>, finish: Option<&str>) -> Value {
+    let mut choice = json!({ "index": at, "text": text, "logprobs": logprobs, "finish_reason": finish });
+    if let Some(ids) = ids {
+        choice["token_ids"] = json!(ids);
+    }
+    choice
 }
 
 /// The object `logprobs` for tokens; the first begins at character `offset` of the answer, which moves behind them.
@@ -134,19 +139,30 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     })
 }
 
+/// An answer under construction.
+#[derive(Default)]
+struct WholeText {
+    text: String,
+    tokens: Vec<TokenInfo>,
+    ids: Vec<u32>,
+    finish: Option<FinishReason>,
+}
+
 async fn whole(head: &Head, mut answers: Answers, choices: TextChoices) -> Answered {
     let with_logprobs = choices.logprobs.is_some();
-    let mut texts: Vec<_> = choices.echo.into_iter().map(|echo| (echo, Vec::new(), None)).collect();
+    let text = |text| WholeText { text, ..WholeText::default() };
+    let mut texts: Vec<WholeText> = choices.echo.into_iter().map(text).collect();
     while let Some(piece) = answers.next().await {
         let piece = piece?;
-        let (text, tokens, finish) = &mut texts[piece.choice as usize];
-        *text += &piece.text();
-        tokens.extend(piece.token);
-        *finish = finish.or(piece.finish);
+        let whole = &mut texts[piece.choice as usize];
+        whole.text += &piece.text();
+        whole.tokens.extend(piece.token);
+        whole.ids.extend(piece.ids);
+        whole.finish = whole.finish.or(piece.finish);
     }
-    let entry = |(at, (text, tokens, finish)): (usize, &(String, Vec<TokenInfo>, Option<FinishReason>))| {
+    let entry = |(at, WholeText { text, tokens, ids, finish }): (usize, &WholeText)| {
         let logprobs = if with_logprobs { logprobs(tokens, &mut 0) } else { Value::Null };
-        choice(at, text, &logprobs, finish.map(finish_name))
+        choice(at, text, &logprobs, choices.ids.then_some(ids), finish.map(finish_name))
     };
     let mut body = head.body(TextChoices::OBJECT, &texts.iter().enumerate().map(entry).collect::<Vec<_>>());
     body["usage"] = json!(UsageBody::from(answers.usage()));
@@ -160,6 +176,8 @@ struct TextChoices {
     logprobs: Option<Vec<usize>>,
     /// By answer: the text before it, until it was sent.
     echo: Vec<String>,
+    /// Whether answers have the ids of their tokens.
+    ids: bool,
 }
 
 impl Choices for TextChoices {
@@ -172,10 +190,11 @@ impl Choices for TextChoices {
             (Some(offsets), Some(token)) => logprobs(std::slice::from_ref(token), &mut offsets[at]),
             _ => Value::Null,
         };
-        vec![choice(at, &text, &logprobs, piece.finish.map(finish_name))]
+        let ids = self.ids.then_some(piece.ids.as_slice());
+        vec![choice(at, &text, &logprobs, ids, piece.finish.map(finish_name))]
     }
 
     fn still_here(&mut self) -> Vec<Value> {
-        vec![choice(0, "", &Value::Null, None)]
+        vec![choice(0, "", &Value::Null, None, None)]
     }
 }

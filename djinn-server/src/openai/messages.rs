@@ -3,10 +3,15 @@
 use crate::ApiError;
 use crate::body::Fields;
 use djinn_models::Conversation;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The conversation of a request, with its template's variables, and with `tools` if the model should know any.
-pub(super) fn conversation(fields: &Fields, tools: Option<&Told>) -> Result<Conversation, ApiError> {
+/// `in_texts`: calls of tools and their results become texts, since the template knows neither.
+pub(super) fn conversation(
+    fields: &Fields,
+    tools: Option<&Told>,
+    in_texts: bool,
+) -> Result<Conversation, ApiError> {
     let Some(Value::Array(messages)) = fields.get("messages") else {
         return Err(ApiError::field("messages", "`messages` must be a list of messages"));
     };
@@ -16,6 +21,9 @@ pub(super) fn conversation(fields: &Fields, tools: Option<&Told>) -> Result<Conv
     let messages = messages.iter().enumerate().map(|(at, message)| self::message(at, message));
     let mut body = Map::new();
     let mut messages = messages.collect::<Result<Vec<Value>, _>>()?;
+    if in_texts {
+        messages = calls_in_texts(messages)?;
+    }
     match tools {
         Some(Told::ByTemplate(tools)) => drop(body.insert("tools".to_owned(), tools.clone())),
         Some(Told::BySystem(text)) => tell(&mut messages, text),
@@ -48,6 +56,67 @@ pub(super) enum Told {
     BySystem(String),
 }
 
+/// A call as a text, in the form that the system message teaches: Hermes'.
+pub(super) fn call_text(name: &str, arguments: &Value) -> String {
+    format!("<tool_call>{{\"name\": {}, \"arguments\": {arguments}}}</tool_call>", Value::from(name))
+}
+
+/// Messages whose calls are at the ends of their texts. Results of tools are texts of the user, those of neighbours in
+/// one message, as in the templates of Hermes and Qwen.
+fn calls_in_texts(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
+    let mut all: Vec<Value> = Vec::new();
+    let mut after_result = false;
+    for (at, mut message) in messages.into_iter().enumerate() {
+        let is_result = message["role"] == "tool";
+        if is_result {
+            let text = message["content"].as_str().unwrap_or_default();
+            let text = format!("<tool_response>\n{text}\n</tool_response>");
+            match all.last_mut().filter(|_| after_result) {
+                Some(last) => append(last, &text),
+                None => all.push(json!({ "role": "user", "content": text })),
+            }
+        } else {
+            let calls = message.as_object_mut().and_then(|fields| fields.remove("tool_calls"));
+            for call in calls.map_or(Ok(Vec::new()), |calls| call_texts(at, &calls))? {
+                append(&mut message, &call);
+            }
+            all.push(message);
+        }
+        after_result = is_result;
+    }
+    Ok(all)
+}
+
+/// Appends a line to a message's text.
+fn append(message: &mut Value, line: &str) {
+    let text = message["content"].as_str().unwrap_or_default();
+    let text = if text.is_empty() { line.to_owned() } else { format!("{text}\n{line}") };
+    message["content"] = Value::String(text);
+}
+
+/// The calls of message `at` as texts.
+fn call_texts(at: usize, calls: &Value) -> Result<Vec<String>, ApiError> {
+    let place = format!("messages[{at}].tool_calls");
+    let wrong = |place: String, detail: &str| {
+        let message = format!("`{place}` {detail}");
+        ApiError::field(place, message)
+    };
+    let calls = calls.as_array().ok_or_else(|| wrong(place.clone(), "must be a list of calls"))?;
+    let text = |(at, call): (usize, &Value)| {
+        let function = &call["function"];
+        let name = function["name"].as_str();
+        let name = name.ok_or_else(|| wrong(format!("{place}[{at}].function.name"), "must be a text"))?;
+        let none = json!({});
+        let arguments = match &function["arguments"] {
+            Value::Null => &none,
+            Value::String(text) if text.trim().is_empty() => &none,
+            arguments => arguments,
+        };
+        Ok(call_text(name, arguments))
+    };
+    calls.iter().enumerate().map(text).collect()
+}
+
 /// Appends a text to the system message, or makes one of it.
 fn tell(messages: &mut Vec<Value>, text: &str) {
     match messages.first_mut().filter(|first| first["role"] == "system") {
@@ -55,7 +124,7 @@ fn tell(messages: &mut Vec<Value>, text: &str) {
             let own = first["content"].as_str().unwrap_or_default();
             first["content"] = Value::String(format!("{own}\n\n{text}"));
         }
-        None => messages.insert(0, serde_json::json!({ "role": "system", "content": text })),
+        None => messages.insert(0, json!({ "role": "system", "content": text })),
     }
 }
 

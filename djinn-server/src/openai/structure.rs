@@ -1,6 +1,6 @@
 //! Tools: what the model is told about them, and how its calls are parsed. Response formats: constraints on the text.
 
-use super::messages::Told;
+use super::messages::{Told, call_text};
 use crate::body::Fields;
 use crate::grammar::MOST_CALLS;
 use crate::model::ServedModel;
@@ -105,36 +105,42 @@ impl Tools {
             let schema = if is_strict(function) { function["parameters"].clone() } else { Value::Null };
             (name.to_owned(), schema)
         });
-        let format = self.format(model).unwrap_or(ToolFormat::Hermes);
+        let format = format_of(model).unwrap_or(ToolFormat::Hermes);
         let markers = model.markers(Some(format));
         Some(CallForm { format, functions: functions.collect(), markers, reasoning })
     }
 
     /// How the model is told about them.
     pub(super) fn told(&self, model: &ServedModel) -> Told {
-        match self.format(model) {
+        match format_of(model) {
             Some(_) => Told::ByTemplate(Value::Array(self.list.clone())),
             None => {
                 let mut text = "You may call these functions, given as JSON:\n".to_owned();
                 for tool in &self.list {
                     text += &format!("{tool}\n");
                 }
-                text += "To call one, answer with its name and arguments as JSON between tags:\n\
-                         <tool_call>{\"name\": \"FUNCTION\", \"arguments\": {}}</tool_call>";
+                text += "To call one, answer with its name and arguments as JSON between tags:\n";
+                text += &call_text("FUNCTION", &json!({}));
                 Told::BySystem(text)
             }
         }
     }
+}
 
-    /// The format of calls that the model's template teaches.
-    fn format(&self, model: &ServedModel) -> Option<ToolFormat> {
-        let is_special = |name: &str| {
-            let tokenizer = model.tokenizer();
-            tokenizer
-                .is_some_and(|tokenizer| tokenizer.token_id(name).is_some_and(|id| tokenizer.is_special(id)))
-        };
-        ToolFormat::detect(model.template()?.source(), is_special)
-    }
+/// The format of calls that the model's template teaches.
+fn format_of(model: &ServedModel) -> Option<ToolFormat> {
+    let is_special = |name: &str| {
+        let tokenizer = model.tokenizer();
+        tokenizer.is_some_and(|tokenizer| tokenizer.token_id(name).is_some_and(|id| tokenizer.is_special(id)))
+    };
+    ToolFormat::detect(model.template()?.source(), is_special)
+}
+
+/// Whether the model's template drops the calls that messages have. One that reads `tool_calls` writes them itself, maybe in
+/// a form that is not known here.
+pub(super) fn loses_calls(model: &ServedModel) -> bool {
+    let writes = model.template().is_some_and(|template| template.source().contains("tool_calls"));
+    !writes && format_of(model).is_none()
 }
 
 /// The value of `tool_choice`: who decides, and the named functions, if any.
@@ -210,7 +216,7 @@ pub(super) fn output(
     let source = model.template().map(|template| template.source()).filter(|_| !is_formed);
     let reasoning = source.map_or(ReasoningMode::Off, |source| ReasoningMode::detect(source, prompt));
     let Some(tools) = tools else { return Ok(OutputForm { reasoning, ..OutputForm::default() }) };
-    let format = tools.format(model).unwrap_or(ToolFormat::Hermes);
+    let format = format_of(model).unwrap_or(ToolFormat::Hermes);
     Ok(OutputForm {
         calls: Some(if tools.are_demanded() { ToolFormat::JsonList } else { format }),
         reasoning,

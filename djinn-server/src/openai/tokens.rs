@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`, as vLLM and llama.cpp have them.
 
-use super::messages;
+use super::{messages, structure};
 use crate::ApiError;
 use crate::body::Fields;
 use crate::fields::{DETOKENIZE, TOKENIZE};
@@ -23,7 +23,8 @@ pub(crate) async fn tokenize(request: ApiRequest) -> Answered {
             (None, Some(text)) => model.encode(&text, fields.flag("add_special")?, "content")?,
             (None, None) if fields.get("messages").is_some() => {
                 let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
-                model.encode_conversation(&messages::conversation(&fields, None)?, prompts)?.0
+                let conversation = messages::conversation(&fields, None, structure::loses_calls(model))?;
+                model.encode_conversation(&conversation, prompts)?.0
             }
             (None, None) => return Err(ApiError::field("prompt", "give `prompt` or `messages`")),
         };

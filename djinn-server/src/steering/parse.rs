@@ -5,7 +5,7 @@
 
 use super::{Direction, Vectors};
 use crate::ApiError;
-use crate::body::Fields;
+use crate::body::{Fields, in_words};
 use crate::debug::hooks;
 use crate::sessions::check_name;
 use djinn_models::gguf::Gguf;
@@ -67,8 +67,9 @@ pub(super) fn json(fields: &Fields, graph: &Graph) -> Result<Vectors, ApiError> 
                     .parse()
                     .map_err(|_| ApiError::field(param.clone(), "a layer must be a whole number"))?;
                 let hook = hooks::of_layer(graph, number, param.clone())?;
-                let values: Vec<f32> = serde::Deserialize::deserialize(values)
-                    .map_err(|error| ApiError::field(param.clone(), format!("`{param}`: {error}")))?;
+                let values: Vec<f32> = serde::Deserialize::deserialize(values).map_err(|error| {
+                    ApiError::field(param.clone(), format!("`{param}`: {}", in_words(&error)))
+                })?;
                 directions.push(direction(hook, values, param.into())?);
             }
         }

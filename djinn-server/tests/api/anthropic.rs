@@ -122,7 +122,10 @@ fn conversations_become_what_the_template_reads() {
         ] },
     ]);
     let system = json!([{ "type": "text", "text": "Be.", "cache_control": { "type": "ephemeral" } }]);
-    let text = "[system:Be.][user:How is it?][assistant:Let me see.][tool:rain][tool:Error: lost][user:So?]>";
+    // The template knows no tools.
+    let text = "[system:Be.][user:How is it?][assistant:Let me see.\n\
+                <tool_call>{\"name\": \"look\", \"arguments\": {\"at\":1}}</tool_call>][user:<tool_response>\nrain\n\
+                </tool_response>\n<tool_response>\nError: lost\n</tool_response>][user:So?]>";
     let body = json!({ "model": "tiny", "messages": conversation, "system": system });
     assert_eq!(length(&body), text.len() as u64);
     let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "x" }], "system": "Be." });
@@ -167,6 +170,8 @@ fn what_means_nothing_is_refused_with_its_place() {
         (json!({ "thinking": { "type": "loud" } }), "thinking.type"),
         (json!({ "tools": [{ "type": "web_search_20250305", "name": "web_search" }] }), "tools[0]"),
         (json!({ "tools": [{ "name": "look" }] }), "tools[0].input_schema"),
+        (json!({ "tools": [{ "name": "with space", "input_schema": {} }] }), "`tools[0].name` must"),
+        (json!({ "temperature": "warm" }), "expected a number"),
         (json!({ "tool_choice": { "type": "some" } }), "tool_choice.type"),
         (json!({ "output_config": { "format": { "type": "xml" } } }), "output_config.format.type"),
         (json!({ "mcp_servers": [{ "url": "https://example.org" }] }), "mcp_servers"),

@@ -453,7 +453,19 @@ fn what_cannot_be_is_refused_by_name() {
         None,
     );
     target.refused(&path("refuses", "lens"), &json!({ "top": 0 }), "top");
-    target.refused(&path("refuses", "lens"), &json!({ "hooks": ["logits"] }), "hooks");
+    // The residual stream alone, although others have as many values.
+    let residual = ["blocks.0.hook_in", "blocks.0.hook_resid_mid", "embed.hook_out", "model.layers.1"];
+    let lens = act(target, "refuses", "lens", &json!({ "hooks": residual }));
+    assert_eq!(lens["data"].as_array().unwrap().len(), residual.len());
+    for other in [
+        "logits",
+        "blocks.0.ln1.hook_out",
+        "blocks.0.attn.hook_out",
+        "blocks.1.mlp.hook_out",
+        "ln_final.hook_out",
+    ] {
+        target.refused(&path("refuses", "lens"), &json!({ "hooks": [END, other] }), "hooks");
+    }
     target.refused(&path("refuses", "lens"), &json!({ "position": 9999 }), "position");
     target.refused(&path("refuses", "resume"), &json!({ "until": "later" }), "until");
     target.refused(&path("refuses", "resume"), &json!({ "until": { "hook": "none" } }), "until.hook");

@@ -405,6 +405,20 @@ fn schemas_that_come_together_wait_for_each_other() {
 }
 
 #[test]
+fn a_refusal_tells_its_reason_on_one_line() {
+    let tokenizer = tokenizer("byte_level.gguf");
+    let grammars = Grammars::new(&tokenizer, &tokenizer.end_tokens()).expect("it has an end");
+    for (schema, reason) in [
+        (json!({"type": "string", "pattern": "^(?=a)b$"}), "look-around"),
+        (json!({"type": "string", "pattern": "(("}), "unclosed group"),
+        (json!({"$ref": "#"}), "no text meets it: a `$ref` leads to itself"),
+    ] {
+        let message = grammars.json_schema(&schema).expect_err("it cannot be used").to_string();
+        assert!(message.contains(reason) && !message.contains('\n'), "{schema}: {message}");
+    }
+}
+
+#[test]
 fn schemas_of_strangers_are_refused_in_time() {
     let tokenizer = tokenizer("byte_level.gguf");
     let grammars = Grammars::new(&tokenizer, &tokenizer.end_tokens()).expect("it has an end");

@@ -2,7 +2,8 @@
 
 use super::sessions::until;
 use super::{Files, Running, chat, completion, shared};
-use djinn_server::{Server, Serving};
+use djinn_host::{DeviceName, Setup, one_line};
+use djinn_server::{ServedModel, Server, Serving};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -225,6 +226,141 @@ fn biases_and_penalties_change_the_text() {
     shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": { "128": 1 } })), "logit_bias");
     shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": { "x": 1 } })), "logit_bias");
     shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": [1] })), "logit_bias");
+}
+
+/// Ranges in words, and no names of Rust's types.
+#[test]
+fn what_a_field_takes_is_told_in_words() {
+    for (more, param, words) in [
+        (json!({ "repetition_penalty": 0 }), "repetition_penalty", "give a number above 0 and at most 10"),
+        (json!({ "temperature": 3 }), "temperature", "give 0 to 2"),
+        (json!({ "temperature": "warm" }), "temperature", "expected a number"),
+        (json!({ "max_tokens": 0 }), "max_tokens", "give 1 or more"),
+        (json!({ "max_tokens": 1.5 }), "max_tokens", "expected a whole number from 0"),
+        (json!({ "seed": "x" }), "seed", "expected a whole number"),
+        (json!({ "stop_token_ids": 5 }), "stop_token_ids", "expected a list"),
+        (
+            json!({ "stop_token_ids": [5, -1] }),
+            "stop_token_ids",
+            "expected a whole number from 0 to 4294967295",
+        ),
+        (json!({ "stop_token_ids": [99_999] }), "stop_token_ids", "the vocabulary of 128"),
+        (json!({ "logit_bias": { "5": 101 } }), "logit_bias", "between -100 and 100"),
+        (json!({ "logit_bias": [] }), "logit_bias", "expected an object"),
+    ] {
+        for (path, body) in [(TEXT, completion("Hi", more.clone())), (CHAT, chat("Hi", more.clone()))] {
+            let message = shared().refused(path, &body, param)["message"].as_str().unwrap().to_owned();
+            assert!(message.ends_with(words) || message.contains(words), "{more}: {message}");
+            assert!(!["f32", "u64", "u32", "i64"].iter().any(|name| message.contains(name)), "{message}");
+        }
+    }
+    for (more, param, words) in [
+        (json!({ "temperature": -1 }), "temperature", "give 0 or more"),
+        (json!({ "repetition_penalty": 0 }), "repetition_penalty", "give a number above 0"),
+    ] {
+        let mut body = json!({ "model": "tiny", "prompt": "Hi" });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let error = shared().refused("/v1/generate", &body, param);
+        assert!(error["message"].as_str().unwrap().ends_with(words), "{error}");
+    }
+}
+
+/// They would change the answer elsewhere. Values that change nothing are taken.
+#[test]
+fn fields_of_other_servers_that_change_answers_are_refused() {
+    let both = |name: &str, value: Value| {
+        let more = json!({ name: value });
+        [(TEXT, completion("Hi", more.clone())), (CHAT, chat("Hi", more))]
+    };
+    for (name, value, neutral) in [
+        ("allowed_token_ids", json!([65]), json!([])),
+        ("bad_words", json!(["x"]), json!([])),
+        ("use_beam_search", json!(true), json!(false)),
+        ("length_penalty", json!(0.5), json!(1.0)),
+        ("truncate_prompt_tokens", json!(1), json!(null)),
+        ("include_stop_str_in_output", json!(true), json!(false)),
+        ("mirostat", json!(2), json!(0)),
+        ("typical_p", json!(0.5), json!(1)),
+        ("typical_p", json!(0), json!(1.0)),
+        ("prompt_logprobs", json!(1), json!(null)),
+    ] {
+        for (path, body) in both(name, value) {
+            assert_eq!(shared().refused(path, &body, name)["code"], "unsupported_parameter");
+        }
+        for (path, body) in both(name, neutral) {
+            shared().ok(path, &body);
+        }
+    }
+    let body = chat("Hi", json!({ "return_token_ids": true }));
+    shared().refused(CHAT, &body, "return_token_ids");
+}
+
+/// A model without a tokenizer answers with ids alone.
+#[test]
+fn an_answer_has_the_ids_of_its_tokens() {
+    let files = Arc::new(Files::new());
+    std::fs::remove_file(files.path().join("tokenizer.json")).unwrap();
+    let mute = Running::start(&files, Server::new().model("tiny", files.load(&Serving::default())));
+    let more = json!({ "return_token_ids": true, "n": 2, "temperature": 1, "seed": 3 });
+    let body = completion(json!([72, 105]), more);
+    let spoken = shared().ok(TEXT, &body)["choices"].clone();
+    let silent = mute.target.ok(TEXT, &body)["choices"].clone();
+    for (at, (spoken, silent)) in
+        spoken.as_array().unwrap().iter().zip(silent.as_array().unwrap()).enumerate()
+    {
+        // A token is a byte.
+        assert_eq!(spoken["token_ids"], json!(spoken["text"].as_str().unwrap().as_bytes()));
+        assert_eq!((&silent["token_ids"], &silent["text"]), (&spoken["token_ids"], &json!("")));
+        for target in [shared(), &mute.target] {
+            let mut streamed = body.clone();
+            streamed["stream"] = json!(true);
+            let chunks = target.post(TEXT, &streamed).chunks();
+            let own = chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|choice| choice["index"] == at);
+            let own: Vec<&Value> = own.collect();
+            assert!(own.len() > 2, "{own:?}");
+            let ids = own.iter().flat_map(|choice| choice["token_ids"].as_array().unwrap());
+            assert_eq!(json!(ids.collect::<Vec<_>>()), spoken["token_ids"]);
+        }
+    }
+    let plain = shared().ok(TEXT, &completion("Hi", json!({})));
+    assert!(plain["choices"][0].get("token_ids").is_none());
+}
+
+/// The maximum of tokens is no demand: an answer ends where the context is full.
+#[test]
+fn an_answer_may_have_as_many_tokens_as_the_context_has_room_for() {
+    let answer = shared().ok(TEXT, &completion("Hi", json!({ "max_tokens": 100_000 })));
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    // Nothing is computed after the last token.
+    assert_eq!(answer["usage"]["total_tokens"], 512 + 1);
+    let error = shared().refused(TEXT, &completion("x".repeat(513), json!({ "max_tokens": 1 })), "prompt");
+    assert_eq!(error["code"], "context_length_exceeded");
+}
+
+#[test]
+fn a_context_is_rounded_up_to_whole_pages() {
+    let files = Arc::new(Files::new());
+    for (asked, has) in [(1, 16), (15, 16), (40, 48)] {
+        let setup =
+            Setup { device: DeviceName::Cpu, threads: Some(1), context: Some(asked), ..Setup::default() };
+        let model = ServedModel::open(files.path().to_str().unwrap(), &setup, &Serving::default()).unwrap();
+        assert_eq!(model.context(), has);
+        let running = Running::start(&files, Server::new().model("tiny", model));
+        let answer = running.target.ok(TEXT, &completion("Hi", json!({ "max_tokens": 100 })));
+        assert_eq!(answer["usage"]["total_tokens"], has + 1, "{asked}");
+    }
+    let setup = Setup { device: DeviceName::Cpu, context: Some(513), ..Setup::default() };
+    let error = ServedModel::open(files.path().to_str().unwrap(), &setup, &Serving::default()).unwrap_err();
+    assert!(error.to_string().contains("513"), "{error}");
+}
+
+/// The command line names its flags in the errors of libraries, which it knows by their types.
+#[test]
+fn what_a_server_passes_on_can_be_told_in_flags() {
+    let setup = Setup { device: DeviceName::Cpu, threads: Some(1), vram: Some(1), ..Setup::default() };
+    let error = ServedModel::open("synthetic:tiny", &setup, &Serving::default()).unwrap_err();
+    let line = one_line(error.unwrapped());
+    assert!(line.contains("--vram") && !line.contains("`vram`"), "{line}");
 }
 
 #[test]

@@ -100,7 +100,10 @@ fn items_become_what_the_template_reads() {
         { "type": "function_call", "call_id": "c1", "name": "look", "arguments": "{\"at\": 1}" },
         { "type": "function_call_output", "call_id": "c1", "output": "rain" },
     ]);
-    let prompt = "[system:Be.][user:How is it?][assistant:I look.][tool:rain]>";
+    // The template knows no tools.
+    let prompt = "[system:Be.][user:How is it?][assistant:I look.\n\
+                  <tool_call>{\"name\": \"look\", \"arguments\": {\"at\":1}}</tool_call>]\
+                  [user:<tool_response>\nrain\n</tool_response>]>";
     let response = shared().ok(RESPONSES, &request(items.clone(), json!({})));
     assert_eq!(input_tokens(&response), prompt.len() as u64);
     let list = shared().get(&format!("{}/input_items?order=asc", path(&response))).json();
@@ -266,6 +269,7 @@ fn what_means_nothing_is_refused_with_its_place() {
         (json!({ "conversation": "c" }), "conversation"),
         (json!({ "truncation": "auto" }), "truncation"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0]"),
+        (json!({ "tools": [{ "type": "function", "name": "with space" }] }), "tools[0].name"),
         (json!({ "tool_choice": { "type": "web_search" } }), "tool_choice"),
         (json!({ "text": { "format": { "type": "xml" } } }), "text.format.type"),
         (json!({ "text": { "verbosity": "low" } }), "text.verbosity"),

@@ -1,7 +1,11 @@
 //! Tools and response formats.
 
-use super::{chat, shared};
+use super::anthropic::named_events;
+use super::client::Target;
+use super::{Files, Running, chat, shared};
+use djinn_server::{Server, Serving};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -23,14 +27,103 @@ fn the_model_is_told_of_its_tools() {
     );
     assert_eq!(tokens(json!({ "tools": tools(), "tool_choice": "none" })), plain);
     assert_eq!(tokens(json!({ "tools": [] })), plain);
-    // A conversation after a call.
-    let call = json!({ "id": "call_1", "type": "function", "function": { "name": "pick", "arguments": "{\"color\":\"red\"}" } });
-    let messages = json!([
-        { "role": "user", "content": "Pick." },
-        { "role": "assistant", "content": null, "tool_calls": [call] },
-        { "role": "tool", "tool_call_id": "call_1", "content": "ok" },
+}
+
+/// The text that messages are rendered to: the model's tokens are bytes.
+fn prompt(target: &Target, messages: &Value) -> String {
+    let tokens = target.ok("/tokenize", &json!({ "model": "tiny", "messages": messages }))["tokens"].clone();
+    tokens.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u8 as char).collect()
+}
+
+fn call(name: &str, arguments: &str) -> Value {
+    json!({ "id": "call_1", "type": "function", "function": { "name": name, "arguments": arguments } })
+}
+
+fn result(text: &str) -> Value {
+    json!({ "role": "tool", "tool_call_id": "call_1", "content": text })
+}
+
+/// A template that does not know tools would drop calls, with and without `tools`.
+#[test]
+fn calls_and_results_stay_in_the_prompt_of_a_template_without_tools() {
+    let user = json!({ "role": "user", "content": "Pick." });
+    let mut messages = vec![
+        user.clone(),
+        json!({ "role": "assistant", "content": null, "tool_calls": [call("pick", "{\"color\": \"red\"}")] }),
+        result("sunny"),
+    ];
+    let text = "[user:Pick.][assistant:<tool_call>{\"name\": \"pick\", \"arguments\": {\"color\":\"red\"}}</tool_call>]\
+                [user:<tool_response>\nsunny\n</tool_response>]";
+    assert_eq!(prompt(shared(), &json!(messages)), format!("{text}>"));
+    // Text goes before calls; results of one turn are one message.
+    messages.extend([
+        json!({ "role": "assistant", "content": "So:", "tool_calls": [call("end", ""), call("a", "not {JSON")] }),
+        result("1"),
+        result("2"),
+        user.clone(),
     ]);
-    shared().ok(CHAT, &chat("", json!({ "messages": messages, "tools": tools() })));
+    let rest = "[assistant:So:\n<tool_call>{\"name\": \"end\", \"arguments\": {}}</tool_call>\n\
+                <tool_call>{\"name\": \"a\", \"arguments\": \"not {JSON\"}</tool_call>]\
+                [user:<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>][user:Pick.]>";
+    assert_eq!(prompt(shared(), &json!(messages)), format!("{text}{rest}"));
+    // A chat has the same prompt, after what the system message teaches.
+    let tokens = |messages: &Value| {
+        let tool = json!({ "type": "function", "function": { "name": "pick" } });
+        let body = chat("", json!({ "messages": messages, "tools": [tool], "max_tokens": 1 }));
+        shared().ok(CHAT, &body)["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let taught = tokens(&json!([user])) - "[user:Pick.]>".len() as u64;
+    assert_eq!(tokens(&json!(messages[..3])), taught + text.len() as u64 + 1);
+    for (calls, param) in [
+        (json!("x"), "messages[1].tool_calls"),
+        (json!([{ "id": "1", "function": {} }]), "messages[1].tool_calls[0].function.name"),
+    ] {
+        let messages = json!([user, { "role": "assistant", "content": null, "tool_calls": calls }]);
+        shared().refused(CHAT, &chat("", json!({ "messages": messages })), param);
+    }
+}
+
+#[test]
+fn a_template_that_writes_calls_gets_them_as_they_are() {
+    let files = Arc::new(Files::new());
+    let template = "{% for m in messages %}[{{ m.role }}:{{ m.content }}\
+                    {% for call in m.tool_calls or [] %}!{{ call.function.name }}{% endfor %}]{% endfor %}";
+    std::fs::write(files.path().join("chat_template.jinja"), template).unwrap();
+    let running = Running::start(&files, Server::new().model("tiny", files.load(&Serving::default())));
+    let messages =
+        json!([{ "role": "assistant", "content": "So", "tool_calls": [call("pick", "{}")] }, result("ok")]);
+    assert_eq!(prompt(&running.target, &messages), "[assistant:So!pick][tool:ok]");
+}
+
+#[test]
+fn a_demanded_call_that_is_cut_off_is_no_text() {
+    for most in [1, 3, 9] {
+        let more = json!({ "tools": tools(), "tool_choice": "required", "max_tokens": most });
+        let choice = shared().ok(CHAT, &chat("Hi", more.clone()))["choices"][0].clone();
+        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")));
+        assert!(choice["message"].get("tool_calls").is_none(), "{choice}");
+        let mut streamed = chat("Hi", more);
+        streamed["stream"] = json!(true);
+        for chunk in shared().post(CHAT, &streamed).chunks() {
+            let delta = &chunk["choices"][0]["delta"];
+            assert!(delta["content"].as_str().is_none_or(str::is_empty), "{chunk}");
+        }
+        let pick = tools()[0]["function"].clone();
+        let tool = json!({ "name": pick["name"], "input_schema": pick["parameters"] });
+        let mut body = json!({ "model": "tiny", "max_tokens": most, "temperature": 0, "tools": [tool],
+                               "tool_choice": { "type": "any" }, "messages": [{ "role": "user", "content": "Hi" }] });
+        let whole = shared().ok("/v1/messages", &body);
+        assert_eq!((&whole["content"], &whole["stop_reason"]), (&json!([]), &json!("max_tokens")));
+        body["stream"] = json!(true);
+        let events = named_events(&shared().post("/v1/messages", &body));
+        assert!(events.iter().all(|event| event["type"] != "content_block_start"), "{events:?}");
+        let mut function = pick;
+        function["type"] = json!("function");
+        let body = json!({ "model": "tiny", "max_output_tokens": most, "temperature": 0, "tools": [function],
+                           "tool_choice": "required", "input": "Hi", "store": false });
+        let response = shared().ok("/v1/responses", &body);
+        assert_eq!((&response["output"], &response["status"]), (&json!([]), &json!("incomplete")));
+    }
 }
 
 #[test]

@@ -36,13 +36,15 @@ fn wrong(place: &str, detail: impl Display) -> ApiError {
 }
 
 /// Renames the field in a chat request's error to this API's name.
-pub(super) fn in_own_names(mut error: ApiError) -> ApiError {
-    let own =
-        |param: &str| OWN_NAMES.iter().find(|(theirs, _)| param.starts_with(theirs)).map(|(_, own)| *own);
-    if let Some(own) = error.param.as_deref().and_then(own) {
-        error.param = Some(own.into());
+pub(super) fn in_own_names(error: ApiError) -> ApiError {
+    let own = |param: &str| match OWN_NAMES.iter().find(|(theirs, _)| param.starts_with(theirs)) {
+        Some((_, own)) => Some((*own).to_owned()),
+        None => param.starts_with("tools[").then(|| param.replace(".function", "")),
+    };
+    match error.param.as_deref().and_then(own) {
+        Some(own) => error.called(own),
+        None => error,
     }
-    error
 }
 
 /// The input as items, each with an id.
