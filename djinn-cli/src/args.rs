@@ -2,21 +2,29 @@
 //! no flag can lack them.
 
 mod remote;
+mod values;
 
 use crate::cache;
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use djinn_engine::Request;
-use djinn_host::{DeviceArgs, Generation, PlanAsked, Setup, SrgAsked, seed, share};
+use djinn_host::{DeviceArgs, Generation, PlanAsked, Setup, SrgAsked, bytes};
 use djinn_models::Model;
 use djinn_server::LogFormat;
-use djinn_vmu::size;
 pub(crate) use remote::{ElsewhereArgs, PushArgs, ServerArgs, StoreArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use values::{every, fraction, host, origin, penalty, seed, some_bytes, temperature, token};
 
 /// With the commit of the build.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("DJINN_COMMIT"), ")");
+
+/// The text of flags whose defaults depend on the command.
+const RUN_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages of 16 [default: what the request \
+    needs; in a chat at most 4096]";
+const SERVE_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages of 16 [default: 4096, or the \
+    model's own if that is less]";
+const PLAN_VRAM: &str = "Cap over everything on the device, e.g. 20GiB or 20G [default: for a card of --gpu its memory, on a GPU what is free, else none]";
 
 /// Runs language models that are larger than device memory, by streaming their weights.
 ///
@@ -42,15 +50,17 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Generate text; chat when there is no prompt and the input is a terminal
+    #[command(mut_arg("context", |arg| arg.help(RUN_CONTEXT)))]
     Run(RunArgs),
     /// Serve models over HTTP, with OpenAI's and Anthropic's APIs
+    #[command(mut_arg("context", |arg| arg.help(SERVE_CONTEXT)))]
     Serve(ServeArgs),
     /// Watch a server: memory, sessions, copies against compute
     Top(TopArgs),
     /// Print the logits of every position of a list of tokens
     Logits(LogitsArgs),
     /// Print the memory plan and the predicted speed; load nothing
-    #[command(mut_arg("stream_check", |arg| arg.hide(true)))]
+    #[command(mut_arg("stream_check", |arg| arg.hide(true)), mut_arg("vram", |arg| arg.help(PLAN_VRAM)))]
     Plan(PlanArgs),
     /// Show the model's graph with its annotations
     Srg(SrgArgs),
@@ -83,7 +93,7 @@ pub(crate) struct RunArgs {
     /// The prompt; - reads it from standard input
     pub(crate) prompt: Option<String>,
     /// The prompt as token ids, e.g. 1,2,3
-    #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["prompt", "raw", "system"])]
+    #[arg(long, value_delimiter = ',', value_name = "IDS", value_parser = token, conflicts_with_all = ["prompt", "raw", "system"])]
     pub(crate) prompt_tokens: Vec<u32>,
     /// Use the prompt without the model's chat template
     #[arg(long)]
@@ -132,7 +142,7 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "F", value_parser = penalty)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Seed of the random numbers [default: a new one each time, printed with the statistics]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = seed)]
     pub(crate) seed: Option<u64>,
     /// Whether the command line has the seed; elsewhere it is a default for runs that sample.
     #[arg(skip)]
@@ -170,7 +180,7 @@ impl SamplingArgs {
     pub(crate) fn request(&self, model: &Model, tokens: Vec<u32>, max_tokens: u32) -> Result<Request> {
         let request = self.generation(max_tokens).request(model, tokens);
         ensure!(
-            !self.seed_is_asked_for || seed(&request.sampling).is_some(),
+            !self.seed_is_asked_for || djinn_host::seed(&request.sampling).is_some(),
             "--seed has no effect without --temperature, --top-k, --top-p or --min-p, or a model that asks for sampling"
         );
         Ok(request)
@@ -243,10 +253,10 @@ pub(crate) struct AccessArgs {
     pub(crate) insecure_public: bool,
     /// An allowed name in the header Host; may be given several times [default: loopback names at a loopback address,
     /// else any]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host)]
     pub(crate) allowed_host: Vec<String>,
     /// An origin whose pages may use the server, as https://example.org; may be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub(crate) allowed_origin: Vec<String>,
 }
 
@@ -272,10 +282,10 @@ pub(crate) struct LoadArgs {
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) max_num_seqs: u32,
     /// KV cache on the device, e.g. 4GiB [default: a context for each session of a step, at most a quarter of the memory]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) kv_cache: Option<u64>,
     /// KV cache in host memory, for waiting sessions, e.g. 8GiB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "0")]
     pub(crate) swap_space: u64,
     /// Policy for KV pages when memory is short: signal, lru, ttl, predicted or none [default: signal]
     #[arg(long, value_name = "NAME", conflicts_with = "scheduler")]
@@ -290,7 +300,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u32).range(1..=604_800))]
     pub(crate) session_ttl: u32,
     /// Pinned host memory for activations that breakpoints and steering read and change in a step; 0 allows neither
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "64MiB")]
     pub(crate) hook_memory: u64,
     /// Seconds that a session may be paused at a breakpoint
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..=604_800))]
@@ -305,7 +315,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) max_connections: u32,
     /// Largest body of a request
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "8MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, default_value = "8MiB")]
     pub(crate) max_body: u64,
     /// Seconds for requests to finish after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86400))]
@@ -317,7 +327,7 @@ pub(crate) struct LogitsArgs {
     /// The model
     pub(crate) model: String,
     /// Token ids, e.g. 1,2,3
-    #[arg(long, required = true, value_delimiter = ',', value_name = "IDS")]
+    #[arg(long, required = true, value_delimiter = ',', value_name = "IDS", value_parser = token)]
     pub(crate) tokens: Vec<u32>,
     /// Print one JSON object with a row of logits for each position, else the best five of each
     #[arg(long)]
@@ -362,7 +372,7 @@ pub(crate) struct DebugArgs {
     #[arg(long)]
     pub(crate) chat: bool,
     /// Memory for reads and changes at hooks
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "256MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "256MiB")]
     pub(crate) hook_memory: u64,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -424,23 +434,4 @@ pub(crate) struct ListArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-fn every(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|seconds| (0.1..=60.0).contains(seconds));
-    value.ok_or_else(|| "expected seconds, 0.1 to 60".to_owned())
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    let value = text.parse::<f32>().ok().filter(|t| t.is_finite() && *t >= 0.0);
-    value.ok_or_else(|| "expected a number, 0 or more".to_owned())
-}
-
-fn penalty(text: &str) -> Result<f32, String> {
-    let value = text.parse::<f32>().ok().filter(|f| f.is_finite() && *f > 0.0);
-    value.ok_or_else(|| "expected a number above 0".to_owned())
-}
-
-fn fraction(text: &str) -> Result<f32, String> {
-    share(text).map(|value| value as f32)
 }

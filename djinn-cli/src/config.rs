@@ -1,20 +1,21 @@
 //! Where a flag's value comes from: the command line, then its `DJINN_*` variable, then the settings files, then its
 //! default. Variables and keys are derived from the flags, so that every flag has both.
 
+mod conflicts;
 mod file;
 mod places;
 #[cfg(test)]
 mod tests;
-mod usage;
+pub(crate) mod usage;
 mod variables;
 
 use crate::args::{Cli, Command, SamplingArgs};
 use crate::output;
 use anyhow::Result;
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, Resettable};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Id};
 use file::FileSettings;
 use places::{Found, Places};
 use std::ffi::OsString;
@@ -29,18 +30,14 @@ pub(crate) fn load(line: Vec<OsString>) -> Result<Cli> {
 
 /// The outer error is the settings files', the inner one the command line's.
 fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
-    // The first reading finds the settings file, which may name the model, and what is wrong with the command line
-    // alone.
-    let optional = |arg: Arg| if key(&arg) == Some("model") { arg.required(false) } else { arg };
-    let command = prepare(Cli::command(), &FileSettings::default());
-    let command = command.mut_subcommands(|sub| sub.mut_args(optional));
-    let first = match command.try_get_matches_from(&line) {
+    // The first reading finds the settings file, which may name the model.
+    let first = match alone(&line) {
         Ok(matches) => matches,
         Err(error) => return Ok(Err(error)),
     };
     let named = first.get_one::<PathBuf>("config").map(PathBuf::as_path);
     let Found { settings, remark } = Places::from_env().load(named)?;
-    let cli = understand(&line, &settings);
+    let cli = understand(&line, &first, &settings);
     if let Ok(cli) = &cli {
         let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         variables::unknown(&Cli::command(), set).iter().for_each(|remark| output::remark(remark));
@@ -49,8 +46,26 @@ fn read(line: Vec<OsString>) -> Result<Result<Cli, clap::Error>> {
     Ok(cli)
 }
 
-fn understand(line: &[OsString], settings: &FileSettings) -> Result<Cli, clap::Error> {
-    let matches = prepare(Cli::command(), settings).try_get_matches_from(line)?;
+/// What the command line alone gives, and which settings file. What is missing may be elsewhere: the model in a file or
+/// a variable, other arguments in variables.
+fn alone(line: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let alone = |arg: Arg| {
+        let Some(key) = key(&arg).map(str::to_owned) else { return arg };
+        let is_elsewhere = key == "model" || std::env::var_os(variable(&key)).is_some();
+        let arg = if is_elsewhere { arg.required(false) } else { arg };
+        if key == "config" { arg } else { arg.env(None::<&'static str>) }
+    };
+    let command = prepare(Cli::command(), &FileSettings::default(), &[]);
+    command.mut_args(alone).mut_subcommands(|sub| sub.mut_args(alone)).try_get_matches_from(line)
+}
+
+/// `first` is what the command line alone gives.
+fn understand(line: &[OsString], first: &ArgMatches, settings: &FileSettings) -> Result<Cli, clap::Error> {
+    let overruled = conflicts::overruled(first, settings)?;
+    // Which flags exclude each other is settled.
+    let free = |arg: Arg| arg.conflicts_with(Resettable::<Id>::Reset);
+    let command = prepare(Cli::command(), settings, &overruled);
+    let matches = command.mut_subcommands(|sub| sub.mut_args(free)).try_get_matches_from(line)?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     let sampling = match &mut cli.command {
         Command::Run(run) => Some(&mut run.sampling),
@@ -60,14 +75,19 @@ fn understand(line: &[OsString], settings: &FileSettings) -> Result<Cli, clap::E
     if let (Some(sampling), Some((_, matches))) = (sampling, matches.subcommand()) {
         settle_sampling(sampling, matches)?;
     }
+    if let Some((_, matches)) = matches.subcommand() {
+        refuse_idle(&cli, matches)?;
+    }
     Ok(cli)
 }
 
-/// Gives every flag its variable, and its key's value as the default.
-fn prepare(command: clap::Command, settings: &FileSettings) -> clap::Command {
-    command
-        .mut_args(|arg| prepare_flag(arg, settings))
-        .mut_subcommands(|sub| sub.mut_args(|arg| prepare_flag(arg, settings)))
+/// Gives every flag its variable, and its key's value as the default; but neither of them if it is `overruled`.
+fn prepare(command: clap::Command, settings: &FileSettings, overruled: &[Id]) -> clap::Command {
+    let prepared = |arg: Arg| match overruled.contains(arg.get_id()) {
+        true => prepare_flag(arg, &FileSettings::default()).env(None::<&'static str>),
+        false => prepare_flag(arg, settings),
+    };
+    command.mut_args(prepared).mut_subcommands(|sub| sub.mut_args(prepared))
 }
 
 fn prepare_flag(arg: Arg, settings: &FileSettings) -> Arg {
@@ -108,16 +128,45 @@ fn settle_sampling(sampling: &mut SamplingArgs, matches: &ArgMatches) -> Result<
     let rivals =
         ["temperature", "top_k", "top_p", "min_p"].iter().filter_map(|id| matches.value_source(id)).max();
     let (Some(rival), true) = (rivals, sampling.greedy) else { return Ok(()) };
-    match matches.value_source("greedy").unwrap_or(ValueSource::DefaultValue).cmp(&rival) {
+    let source = matches.value_source("greedy").unwrap_or(ValueSource::DefaultValue);
+    match source.cmp(&rival) {
         std::cmp::Ordering::Less => sampling.greedy = false,
         std::cmp::Ordering::Greater => {
             (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) = (None, None, None, None);
         }
         std::cmp::Ordering::Equal => {
-            let message =
-                "--greedy contradicts --temperature, --top-k, --top-p and --min-p; give one or the others\n";
+            let flags = ["greedy", "temperature", "top-k", "top-p", "min-p"].map(|flag| match source {
+                ValueSource::EnvVariable => variable(flag),
+                _ => format!("--{flag}"),
+            });
+            let [greedy, others @ .., last] = &flags;
+            let others = others.join(", ");
+            let message = format!("{greedy} contradicts {others} and {last}; give one or the others\n");
             return Err(Cli::command().error(ErrorKind::ArgumentConflict, message));
         }
     }
     Ok(())
+}
+
+/// Refuses flags of the command line that have no effect without another one. Variables and files are for several
+/// commands.
+fn refuse_idle(cli: &Cli, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let is_on_line = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let refuse = |why: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, format!("{why}\n")));
+    let server = match &cli.command {
+        Command::Run(run) => &run.server.server,
+        Command::Logits(logits) => &logits.server.server,
+        Command::Plan(plan) => &plan.server.server,
+        Command::Srg(srg) => &srg.server.server,
+        Command::Serve(serve) if serve.store.store.is_none() && is_on_line("store_quota") => {
+            return refuse(
+                "--store-quota is for models that clients send, and there is no place for them; give --store DIR",
+            );
+        }
+        _ => return Ok(()),
+    };
+    match server.is_none() && is_on_line("api_key") {
+        true => refuse("--api-key is for a server, and none is asked; give --server URL, or drop it"),
+        false => Ok(()),
+    }
 }

@@ -7,6 +7,7 @@ pub use asked::{CostPhase, PlanAsked, SrgAsked, WorkArgs, of_query, query};
 use crate::{DeviceName, Result, Setup};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use djinn_device::DType;
+use djinn_vmu::size;
 
 /// The device.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -62,6 +63,20 @@ pub fn dtype() -> impl TypedValueParser<Value = DType> {
     })
 }
 
+/// The largest size that flags take. No machine has as much, and sums of such sizes fit 64 bits.
+const LARGEST: u64 = 1 << 60;
+
+/// Reads a size, such as 20GiB: see [`size::parse`].
+///
+/// # Errors
+/// What was expected; or a size that no machine has, which computations would cut short.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        bytes if bytes <= LARGEST => Ok(bytes),
+        _ => Err(format!("no machine has as much; expected at most {}", size::human(LARGEST))),
+    }
+}
+
 /// Reads a number from 0 to 1.
 ///
 /// # Errors
@@ -69,4 +84,18 @@ pub fn dtype() -> impl TypedValueParser<Value = DType> {
 pub fn share(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|f| (0.0..=1.0).contains(f));
     value.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_that_no_machine_has_are_refused() {
+        assert_eq!((bytes("0"), bytes("1.5GiB"), bytes("1048576TiB")), (Ok(0), Ok(3 << 29), Ok(1 << 60)));
+        for text in ["18446744073709551615", "1048577TiB"] {
+            assert_eq!(bytes(text), Err("no machine has as much; expected at most 1.00 EiB".to_owned()));
+        }
+        assert!(bytes("much").unwrap_err().starts_with("expected a number of bytes"));
+    }
 }

@@ -92,20 +92,20 @@ impl Card {
     /// The card called `name`, in any spelling: `rtx-3060`, `RTX 3060`, `3060`.
     ///
     /// # Errors
-    /// [`Error::UnknownCard`], with the nearest name, or with all.
+    /// [`Error::UnknownCard`], with the nearest name, or [`Error::UnknownName`], with all.
     pub fn find(name: &str) -> Result<&'static Card> {
         let asked = plain(name);
         let called = |plainly: &str| CARDS.iter().find(|card| plain(card.name) == plainly);
         called(&asked).ok_or_else(|| {
             let names: Vec<String> = CARDS.iter().map(|card| plain(card.name)).collect();
             let near = nearest(&asked, names.iter().map(String::as_str)).and_then(called);
-            let near = match near {
-                Some(near) => format!("did you mean {}?", near.name),
+            match near {
+                Some(near) => Error::UnknownCard { name: name.to_owned(), near: near.name },
                 None => {
-                    format!("known are {}", CARDS.iter().map(|card| card.name).collect::<Vec<_>>().join(", "))
+                    let known: Vec<&str> = CARDS.iter().map(|card| card.name).collect();
+                    Error::UnknownName { what: format!("there is no card {name}"), known: known.join(", ") }
                 }
-            };
-            Error::UnknownCard { name: name.to_owned(), near }
+            }
         })
     }
 

@@ -22,7 +22,9 @@ pub enum Error {
     #[error("`device` {device}")]
     Gpu { device: DeviceName, source: djinn_cuda::Error },
     /// A request for int8 on a GPU that only the CPU device supports.
-    #[error("--{flag} int8 is the CPU device's; on a GPU drop it, or take --device cpu")]
+    #[error(
+        "--{flag} int8 is for the CPU alone; drop it for a GPU, or take the CPU: --device cpu, or a plan without --gpu"
+    )]
     CpuOnly { flag: &'static str },
     /// The host's memory is too small for the plan.
     #[error(
@@ -36,9 +38,16 @@ pub enum Error {
         /// Available memory, including swap space.
         available_bytes: u64,
     },
-    /// An unknown card.
-    #[error("there is no card {name}; {near}")]
-    UnknownCard { name: String, near: String },
+    /// An unknown card with a name near to a known one's.
+    #[error("there is no card {name}; did you mean {near}?")]
+    UnknownCard { name: String, near: &'static str },
+    /// An unknown name of this program's own, with all that there are.
+    #[error("{what}; known are {known}")]
+    UnknownName {
+        what: String,
+        /// The names, joined by commas.
+        known: String,
+    },
     /// An invalid flag or parameter.
     #[error("{0}")]
     Asked(String),
@@ -76,6 +85,12 @@ pub enum Error {
     #[cfg(feature = "remote")]
     #[error("{url} is no address of this program's: give http://HOST:PORT")]
     NoAddress { url: String },
+    /// A URL of `https` in a build without the feature `tls`.
+    #[cfg(feature = "remote")]
+    #[error(
+        "{url} needs TLS, and this build speaks http only; build djinn with --features hub, or give http://HOST:PORT"
+    )]
+    NoTls { url: String },
     /// A server that cannot be reached, or that does not use HTTP.
     #[cfg(feature = "remote")]
     #[error("no answer from {url}")]

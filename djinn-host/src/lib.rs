@@ -29,7 +29,7 @@ mod target;
 
 pub use answer::{Answer, Speaker};
 pub use args::{
-    CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, dtype, kv_type, of_query, query, share,
+    CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, bytes, dtype, kv_type, of_query, query, share,
 };
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};
@@ -38,7 +38,7 @@ pub use dialogue::Dialogue;
 pub use djinn::{Djinn, OpenChat};
 pub use engine::{AnyEngine, load, load_into, load_on};
 pub use error::{Error, Result};
-pub use failure::one_line;
+pub use failure::{line_about, one_line};
 pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan};
 pub use generation::{Generation, check_prompt, seed};
 pub use nearest::nearest;

@@ -3,6 +3,8 @@
 mod chat;
 mod generate;
 mod push;
+#[cfg(test)]
+mod tests;
 
 use crate::{Error, Result};
 pub use chat::{RemoteChat, RemoteReply};
@@ -12,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Read;
 use std::time::Duration;
-use ureq::http::{Request, Response, StatusCode};
+use ureq::http::{Request, Response, StatusCode, Uri};
 use ureq::{Agent, Body, SendBody};
 
 /// The longest answer that is read as a whole, in bytes.
@@ -35,14 +37,12 @@ impl Remote {
     /// The server at a URL, with or without `/v1`. `within`: the time limit of an answer. Connections are reused.
     ///
     /// # Errors
-    /// [`Error::NoAddress`] for another scheme than `http`, or `https` with the feature `tls`.
+    /// [`Error::NoAddress`] for another scheme than `http` and `https`, and for a host or port that cannot be.
+    /// [`Error::NoTls`] for `https` without the feature `tls`.
     pub fn new(url: &str, key: Option<&str>, within: Option<Duration>) -> Result<Self> {
         let bare = url.trim_end_matches('/');
         let bare = bare.strip_suffix("/v1").unwrap_or(bare);
-        let is_spoken = bare.starts_with("http://") || cfg!(feature = "tls") && bare.starts_with("https://");
-        if !is_spoken {
-            return Err(Error::NoAddress { url: url.to_owned() });
-        }
+        check(bare)?;
         let config = Agent::config_builder()
             .timeout_global(within)
             .timeout_connect(Some(CONNECT_WITHIN))
@@ -154,6 +154,31 @@ impl Remote {
     fn broke_off(&self, path: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::BrokeOff { url: format!("{}{path}", self.url), source: Some(Box::new(source)) }
     }
+}
+
+/// Refuses a URL that is no server's address: another would be asked in its place, with the key.
+fn check(url: &str) -> Result<()> {
+    let wrong = || Error::NoAddress { url: url.to_owned() };
+    let parsed: Uri = url.parse().map_err(|_| wrong())?;
+    match parsed.scheme_str() {
+        Some("http") => {}
+        Some("https") if cfg!(feature = "tls") => {}
+        Some("https") => return Err(Error::NoTls { url: url.to_owned() }),
+        _ => return Err(wrong()),
+    }
+    let authority = parsed.authority().ok_or_else(wrong)?;
+    let host = authority.host();
+    let place = authority.as_str().rsplit('@').next().unwrap_or_default();
+    // A number that is no port is parsed as none, which means port 80.
+    let port_is_fine = match place.strip_prefix(host).map(|rest| rest.strip_prefix(':').ok_or(rest)) {
+        Some(Ok(port)) => {
+            port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|n| n > 0)
+        }
+        Some(Err(rest)) => rest.is_empty(),
+        None => false,
+    };
+    let has_more = parsed.query().is_some() || url.contains('#');
+    if host.is_empty() || !port_is_fine || has_more { Err(wrong()) } else { Ok(()) }
 }
 
 /// The answer, unless it is a refusal.

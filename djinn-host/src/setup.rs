@@ -5,7 +5,7 @@ use crate::{DeviceName, Error, Result};
 use djinn_device::DType;
 use djinn_engine::{Budget, Options};
 use djinn_models::{Location, Model, OpenOptions, Packing};
-use djinn_vmu::size;
+use djinn_srg::{BlockFormat, Encoding};
 use serde::Serialize;
 
 /// The form of a model's matrices in memory.
@@ -63,25 +63,25 @@ pub struct Setup {
     #[arg(skip)]
     #[serde(skip)]
     pub threads: Option<u32>,
-    /// Cap over everything on the device, e.g. 20GiB or 20G [default: none; for a card of --gpu, its memory]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    /// Cap over everything on the device, e.g. 20GiB or 20G [default: on a GPU what is free, else none]
+    #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub vram: Option<u64>,
     /// Cap over weights and swapped pages in host memory [default: none]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub ram: Option<u64>,
     /// Share of the weights that stays on the device, 0 to 1 [default: as much as fits]
     #[arg(long, value_name = "F", value_parser = share)]
     pub resident_fraction: Option<f64>,
     /// Largest unit of residency and transfer [default: the model's tile size]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub chunk: Option<u64>,
     /// Ring through which weights stream [default: three chunks, fewer where that does not fit]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub ring: Option<u64>,
     /// Check every streamed chunk against its host copy
     #[arg(long)]
     pub stream_check: bool,
-    /// Tokens that a sequence may have, rounded up to pages of 16 [default: what the request needs; in a chat at most 4096]
+    /// Tokens that a sequence may have, rounded up to pages of 16 [default: what the request needs]
     #[arg(long = "ctx", short = 'c', value_name = "N", visible_aliases = ["ctx-size", "max-model-len"],
           value_parser = clap::value_parser!(u64).range(1..))]
     #[serde(rename = "ctx")]
@@ -136,6 +136,16 @@ impl Setup {
         OpenOptions { packing, ..options }
     }
 
+    /// The same setup for `models`, with activations in int8 only if a product of theirs rounds them. A GPU refuses
+    /// them in any case.
+    #[must_use]
+    pub fn for_models<'a>(self, models: impl IntoIterator<Item = &'a Model>) -> Self {
+        let is_idle = self.activations == Some(Activations::Int8)
+            && self.device.meant() == DeviceName::Cpu
+            && !models.into_iter().any(rounds_activations);
+        if is_idle { Setup { activations: None, ..self } } else { self }
+    }
+
     /// The engine's options for `model`, with sequences of `tokens` tokens in whole pages.
     ///
     /// # Errors
@@ -153,7 +163,7 @@ impl Setup {
         let default = Options::default();
         Options {
             budget: Budget {
-                vram: self.vram,
+                vram: self.vram.or_else(|| self.device.free_bytes()),
                 ram: self.ram,
                 resident_fraction: self.resident_fraction,
                 chunk: self.chunk,
@@ -173,6 +183,18 @@ impl Setup {
 /// The most prefill chunks of a step on a GPU: 4,096 tokens, since other sessions of the step wait for them. [`Options`] has
 /// the rules.
 const CHUNKS_OF_A_STEP: u32 = 8;
+
+/// Whether the model has weights in blocks of integers, for which the CPU device can round activations.
+fn rounds_activations(model: &Model) -> bool {
+    let is_rounded = |encoding| match encoding {
+        Encoding::Blocks(format) => !matches!(format, BlockFormat::FP8_G32 | BlockFormat::FP8_G128),
+        _ => false,
+    };
+    model.graph.weights().any(|(_, weight)| {
+        let rows = weight.encodings.rows();
+        weight.encodings.runs(0..rows).any(|(_, encoding)| is_rounded(encoding))
+    })
+}
 
 /// The default element type of the KV cache: f32 on the CPU and for f32 models, or else f16.
 pub fn kv_dtype(device: DeviceName, model: &Model) -> DType {

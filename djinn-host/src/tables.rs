@@ -8,7 +8,7 @@ mod srg;
 pub use logits::{LogitRows, logits_table};
 pub use plan::plan_table;
 
-use crate::{CostPhase, PlanAsked, Result, SrgAsked, Target, Task, TaskPlan};
+use crate::{CostPhase, PlanAsked, Result, Setup, SrgAsked, Target, Task, TaskPlan};
 use djinn_engine::Options;
 use djinn_models::Model;
 use djinn_srg::cost::Work;
@@ -30,7 +30,9 @@ pub fn count(number: u64) -> String {
 pub fn plan_text(model: &Model, asked: &PlanAsked, target: Target) -> Result<String> {
     let PlanAsked { work, max_tokens, json, memory } = asked;
     let task = Task { prompt_tokens: work.prompt_len, max_tokens: *max_tokens, sequences: work.batch };
-    let forecast = TaskPlan::new(model, memory, target, task)?;
+    // A plan tells of rounded activations only where products round them.
+    let memory = Setup { device: target.device(), ..*memory }.for_models([model]);
+    let forecast = TaskPlan::new(model, &memory, target, task)?;
     Ok(if *json { as_json(&forecast) } else { plan_table(&forecast) })
 }
 

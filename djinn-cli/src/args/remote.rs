@@ -1,7 +1,7 @@
 //! Flags of a server's store, and of commands that use a server.
 
 use clap::Args;
-use djinn_vmu::size;
+use djinn_host::bytes;
 use std::path::PathBuf;
 
 /// Uploaded models.
@@ -12,7 +12,7 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
     /// Bytes of the models in the store, each equal tensor counted once
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "50GiB")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "50GiB")]
     pub(crate) store_quota: u64,
     /// A key as --api-key that may also upload and remove models; may be given several times. Without keys, clients of
     /// this machine may

@@ -54,17 +54,24 @@ pub(super) fn unknown(name: &str, names: &[ShortName]) -> anyhow::Error {
     )
 }
 
+/// Refuses what is no name.
+pub(super) fn check(name: &str) -> Result<()> {
+    match is_name(name) {
+        true => Ok(()),
+        false => {
+            bail!("{name:?} is no name of a model (`smollm2`, `org/name`); `djinn list` shows the cache's")
+        }
+    }
+}
+
 /// Short names are one part, hub ids two; a part is letters, digits, `.`, `_` and `-`, and begins with a
 /// letter or digit.
-pub(super) fn check(name: &str) -> Result<()> {
+pub(super) fn is_name(name: &str) -> bool {
     let part_is_fine = |part: &str| {
         let plain = part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
         let starts = part.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
         plain && starts && part.len() <= 96 && !part.contains("--") && !part.contains("..")
     };
     let parts: Vec<&str> = name.split('/').collect();
-    if parts.len() > 2 || !parts.iter().all(|part| part_is_fine(part)) {
-        bail!("{name:?} is neither a path that exists nor a model's name (`smollm2`, `org/name`)");
-    }
-    Ok(())
+    parts.len() <= 2 && parts.iter().all(|part| part_is_fine(part))
 }

@@ -1,7 +1,7 @@
 //! From a model's name to its location.
 
-use super::{Cache, PullEvent};
-use anyhow::Result;
+use super::{Cache, PullEvent, names};
+use anyhow::{Result, ensure};
 use djinn_models::{Location, packed};
 use std::path::Path;
 
@@ -16,6 +16,10 @@ impl Cache {
                 return Ok(Location::find(spec)?);
             }
         }
+        ensure!(
+            names::is_name(spec),
+            "{spec:?} is neither a path that exists nor a model's name (`smollm2`, `org/name`)"
+        );
         if let Some(entry) = self.find(spec)? {
             return Ok(entry.location);
         }

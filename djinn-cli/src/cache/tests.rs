@@ -252,7 +252,7 @@ fn names_stay_inside_the_cache() {
         "ä",
         "a\0b",
     ] {
-        assert!(refused(cache.rm(name)).contains("neither a path"), "{name}");
+        assert!(refused(cache.rm(name)).contains("is no name of a model"), "{name}");
         assert!(cache.pull(name, &quiet).is_err() && cache.find(name).is_err(), "{name}");
     }
     assert!(root.path().join("outside").is_dir());
@@ -274,6 +274,7 @@ fn paths_and_synthetic_models_are_resolved_without_the_cache() {
     assert_eq!(resolve(&text(at("m.gguf"))).unwrap(), Location::Gguf(at("m.gguf")));
     assert_eq!(resolve(&text(at("m.safetensors"))).unwrap(), Location::Safetensors(at("m.safetensors")));
     assert_eq!(resolve(&text(at(""))).unwrap(), Location::Directory(at("")));
+    assert!(refused(resolve("what is it?")).contains("neither a path that exists nor a model's name"));
     for spec in [text(at("m.txt")), text(at("none")), "./none".into(), "a/none.gguf".into()] {
         assert!(refused(resolve(&spec)).contains(spec.trim_start_matches("./")), "{spec}");
     }

@@ -48,13 +48,17 @@ pub(super) fn run(args: &DebugArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     Speaker::new(&speech, &args.sampling.stop)?;
     let request = args.sampling.request(&model, tokens, MAX_TOKENS)?;
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
-    let setup = args.device.with(&args.memory);
+    let setup = loaded::setup(&args.device, &args.memory, &model, quiet);
     let context = args.memory.context.unwrap_or_else(|| context_for(room, &model));
     let options =
         Options { hook_bytes: args.hook_memory, ..setup.options(&model, context).serving(SESSIONS) };
     let loading = interrupt.work();
     let loaded = loaded::load(&model, &setup, &options, false, quiet, &|| interrupt.asked());
     drop(loading);
+    let loaded = loaded.map_err(|error| match error.downcast::<Error>() {
+        Ok(error) => loaded::blame(error, &[("--hook-memory", args.hook_memory)]),
+        Err(error) => error,
+    });
     let Loaded { engine, .. } = match loaded {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Engine(djinn_engine::Error::Cancelled))) => {
             output::remark("interrupted while loading");

@@ -18,7 +18,7 @@ pub(super) fn run(args: &LogitsArgs, quiet: bool) -> Result<()> {
     let model = loaded::open(&args.model, &args.device.with(&args.memory).open_options(), quiet)?;
     let tokens = args.tokens.len() as u64;
     check_prompt(&model, args.memory.context, &args.tokens)?;
-    let setup = args.device.with(&args.memory);
+    let setup = loaded::setup(&args.device, &args.memory, &model, quiet);
     let mut options = setup.options(&model, context_for(tokens, &model));
     let rows = (MAX_LOGIT_BYTES / (model.graph.vocab * 4)).clamp(1, options.prefill_rows as u64) as u32;
     (options.prefill_rows, options.logit_rows) = (rows, rows);

@@ -74,7 +74,7 @@ pub(super) fn run(args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<
 }
 
 fn load(args: &RunArgs, model: &Model, context: u64, interrupt: &Interrupt, quiet: bool) -> Result<Loaded> {
-    let setup = args.device.with(&args.memory);
+    let setup = loaded::setup(&args.device, &args.memory, model, quiet);
     let options = setup.options(model, context);
     let _work = interrupt.work();
     loaded::load(model, &setup, &options, args.trace.is_some(), quiet, &|| interrupt.asked())

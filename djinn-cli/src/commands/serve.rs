@@ -8,11 +8,12 @@ mod spans;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::profile;
-use anyhow::{Result, bail};
-use djinn_host::Meter;
+use crate::{loaded, profile};
+use anyhow::{Result, anyhow, bail};
+use djinn_host::{DeviceName, Meter};
 use djinn_server::{AccessRules, Keys, Limits, ModelStore, ServedModel, Server, Serving, SharedDevice};
-use std::net::{IpAddr, SocketAddr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -20,17 +21,22 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     #[cfg(unix)]
     let inherited = renewal::inherited()?;
     #[cfg(not(unix))]
-    let inherited: Option<std::net::TcpListener> = None;
+    let inherited: Option<TcpListener> = None;
     let address = match &inherited {
         Some(listener) => listener.local_addr()?,
         None => SocketAddr::new(args.host, args.port),
     };
     let keys = keys(address.ip(), args)?;
-    args.device.device.find()?;
+    let device_name = args.device.device.find()?;
     let serving = serving(&args.load)?;
     let log_format = args.log_format.into();
     let written = lines::install(log_format, quiet)?;
     let mut server = spans::sent(Server::new())?;
+    // Before the models are loaded, which may take minutes. Clients that connect meanwhile wait.
+    let listener = match inherited {
+        Some(listener) => listener,
+        None => listen(address)?,
+    };
     if let Some(folder) = &args.store.store {
         server = server.store(ModelStore::open(folder, args.store.store_quota)?);
     }
@@ -48,6 +54,8 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let loading = interrupt.work();
     let (names, models): (Vec<_>, Vec<_>) =
         models.into_iter().map(|named| (named.names, named.model)).unzip();
+    // Models that clients send are not known yet.
+    let setup = if args.store.store.is_some() { setup } else { loaded::settled(setup, &models, quiet) };
     // With uploads, models may be added later.
     let started = match args.store.store {
         Some(_) => SharedDevice::start(models, &setup, &serving, &mut on_progress)
@@ -58,7 +66,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     };
     drop(loading);
     drop(progress);
-    let (device, started) = started?;
+    let (device, started) = started.map_err(|error| told(error, &args.load, device_name))?;
     server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
     let context = started.first().map(ServedModel::context);
     let served = names.concat().join(", ");
@@ -69,10 +77,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         server = server.device(device);
     }
     let server = server.access(access(address.ip(), &args.access));
-    let bound = match inherited {
-        Some(listener) => server.at(listener)?,
-        None => server.bind(address)?,
-    };
+    let bound = server.at(listener)?;
     if !quiet {
         let at = format!("at http://{}/v1", bound.address());
         lines::remark(&match context {
@@ -107,6 +112,27 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         drop(written);
         Ok(())
     }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            anyhow!(
+                "cannot listen at {address}, where another program does; end that, or give another --port"
+            )
+        }
+        _ => anyhow::Error::from(error).context(format!("cannot listen at {address}")),
+    })
+}
+
+/// Why models cannot be started, in the words of the flags.
+fn told(error: djinn_server::Error, load: &LoadArgs, device: DeviceName) -> anyhow::Error {
+    let djinn_server::Error::Host(error) = error else { return error.into() };
+    // The CPU device's memory is the host's.
+    let kv_cache = load.kv_cache.filter(|_| device == DeviceName::Cpu).unwrap_or(0);
+    let asked =
+        [("--hook-memory", load.hook_memory), ("--kv-cache", kv_cache), ("--swap-space", load.swap_space)];
+    loaded::blame(error, &asked)
 }
 
 /// The required keys. Without any, the address must be one that only this machine reaches.

@@ -50,7 +50,8 @@ impl FileSettings {
                     Some(near) => bail!("{place}: unknown key `{key}`; did you mean `{near}`?"),
                     None => {
                         let known: Vec<String> = known.into_iter().collect();
-                        bail!("{place}: unknown key `{key}`; known keys: {}", known.join(", "));
+                        let (what, known) = (format!("{place}: unknown key `{key}`"), known.join(", "));
+                        return Err(djinn_host::Error::UnknownName { what, known }.into());
                     }
                 }
             };
@@ -114,6 +115,8 @@ fn spell(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     };
     let found = || match value {
         Value::Object(_) => "a table".to_owned(),
+        // Both formats have numbers that JSON has not; YAML has keys without a value.
+        Value::Null => "nothing, or a number that is not finite".to_owned(),
         other => other.to_string(),
     };
     if is_switch(arg) {
@@ -151,7 +154,7 @@ fn refusal(sub: Option<&str>, key: &str, values: &[String]) -> Option<String> {
     };
     let value = text(ContextKind::InvalidValue);
     let detail = match error.source() {
-        Some(source) => source.to_string(),
+        Some(source) => super::usage::plain(&source.to_string()),
         None => format!("expected one of {}", text(ContextKind::ValidValue)),
     };
     Some(format!("invalid value `{value}`: {detail}"))

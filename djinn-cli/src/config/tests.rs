@@ -17,7 +17,7 @@ fn refused(text: &str) -> String {
 
 fn run(line: &[&str], settings: &FileSettings) -> Result<RunArgs, clap::Error> {
     let line: Vec<OsString> = ["djinn", "run"].iter().chain(line).map(OsString::from).collect();
-    match understand(&line, settings)?.command {
+    match understand(&line, &alone(&line)?, settings)?.command {
         Command::Run(run) => Ok(run),
         other => panic!("{other:?}"),
     }
@@ -25,7 +25,7 @@ fn run(line: &[&str], settings: &FileSettings) -> Result<RunArgs, clap::Error> {
 
 #[test]
 fn every_flag_has_a_variable_and_a_key() {
-    let command = prepare(Cli::command(), &FileSettings::default());
+    let command = prepare(Cli::command(), &FileSettings::default(), &[]);
     let known = keys(&command);
     let subs = command.get_subcommands().flat_map(|sub| sub.get_arguments());
     let flags: Vec<&Arg> = command.get_arguments().chain(subs).filter(|a| a.get_long().is_some()).collect();
@@ -72,12 +72,42 @@ fn the_nearer_way_to_sample_wins() {
     }
 }
 
+/// A file's value gives way to a flag that excludes it, and two values of a file stand.
+#[test]
+fn a_flag_wins_over_the_files_values_that_it_excludes() {
+    let file =
+        settings("vram = 1\nsystem = \"Be.\"\nraw = true\nserver = \"http://x\"\nprompt-tokens = [1]\n");
+    let both = run(&[], &file).unwrap();
+    assert!(both.memory.vram == Some(1) && both.raw && both.server.server.is_some());
+    let asked = run(&["--server=http://y"], &file).unwrap();
+    assert_eq!((asked.server.server.as_deref(), asked.memory.vram), (Some("http://y"), None));
+    let here = run(&["--vram=2", "--system=Do."], &file).unwrap();
+    assert_eq!((here.server.server, here.memory.vram), (None, Some(2)));
+    assert_eq!((here.system.as_deref(), here.raw, here.prompt_tokens), (Some("Do."), false, vec![]));
+    let prompted = run(&["model", "Hi"], &file).unwrap();
+    assert_eq!((prompted.prompt.as_deref(), prompted.prompt_tokens), (Some("Hi"), vec![]));
+    // A switch that is off excludes nothing.
+    let off = run(&["--raw=false"], &file).unwrap();
+    assert_eq!((off.system.as_deref(), off.raw), (Some("Be."), false));
+    for line in [&["--server=http://y", "--vram=2"][..], &["--raw", "--system=x"]] {
+        assert_eq!(run(line, &FileSettings::default()).unwrap_err().kind(), ErrorKind::ArgumentConflict);
+    }
+}
+
+#[test]
+fn all_keys_are_listed_for_an_unknown_one() {
+    let known: Vec<String> = keys(&Cli::command()).into_iter().collect();
+    let error = FileSettings::parse(Path::new("djinn.toml"), "flavour = 1").unwrap_err();
+    let line = djinn_host::one_line(error.as_ref());
+    assert_eq!(line, format!("djinn.toml: unknown key `flavour`; known are {}", known.join(", ")));
+}
+
 #[test]
 fn unknown_keys_and_wrong_values_name_file_and_key() {
     for (text, expected) in [
         ("vrma = 1", "djinn.toml: unknown key `vrma`; did you mean `vram`?"),
         ("max_tokens = 1", "djinn.toml: unknown key `max_tokens`; did you mean `max-tokens`?"),
-        ("flavour = 1", "djinn.toml: unknown key `flavour`; known keys: activations, alias, "),
+        ("flavour = 1", "djinn.toml: unknown key `flavour`; known are activations, alias, "),
         ("config = \"x\"", "djinn.toml: unknown key `config`"),
         ("tokens = [1]", "djinn.toml: unknown key `tokens`"),
         ("vram = true", "djinn.toml: key `vram`: expected a text or a number, found true"),
@@ -86,6 +116,12 @@ fn unknown_keys_and_wrong_values_name_file_and_key() {
             "djinn.toml: key `vram`: invalid value `12 parsec`: expected a number of bytes",
         ),
         ("vram = -1", "djinn.toml: key `vram`: invalid value `-1`"),
+        (
+            "temperature = nan",
+            "djinn.toml: key `temperature`: expected a text or a number, found nothing, or a number that is not finite",
+        ),
+        ("top-k = \"many\"", "djinn.toml: key `top-k`: invalid value `many`: expected a whole number"),
+        ("seed = -1", "djinn.toml: key `seed`: invalid value `-1`: expected a whole number from 0"),
         ("stream-check = 1", "djinn.toml: key `stream-check`: expected true or false, found 1"),
         ("stop = { a = 1 }", "djinn.toml: key `stop`: expected a list of texts or numbers, found a table"),
         ("dtype = \"f8\"", "djinn.toml: key `dtype`: invalid value `f8`: expected one of f32, f16, bf16"),
@@ -123,12 +159,21 @@ fn the_nearer_file_wins_whole() {
 
 #[test]
 fn misspelt_variables_are_named() {
-    let names =
-        ["DJINN_VRM", "DJINN_VRAM", "PATH", "DJINN_CACHE", "DJINN_XYZZY", "DJINN_MAX_TOKEN", "DJINN_COMMIT"];
+    let names = [
+        "DJINN_VRM",
+        "DJINN_VRAM",
+        "PATH",
+        "DJINN_CACHE",
+        "DJINN_XYZZY",
+        "DJINN_FOO",
+        "DJINN_MAX_TOKEN",
+        "DJINN_COMMIT",
+    ];
     let remarks = variables::unknown(&Cli::command(), names.map(str::to_owned));
     assert_eq!(
         remarks,
         [
+            "the variable DJINN_FOO is unknown and has no effect",
             "the variable DJINN_MAX_TOKEN is unknown and has no effect; did you mean DJINN_MAX_TOKENS?",
             "the variable DJINN_VRM is unknown and has no effect; did you mean DJINN_VRAM?",
             "the variable DJINN_XYZZY is unknown and has no effect",

@@ -7,6 +7,7 @@ use crate::output;
 use anyhow::Context;
 use clap::error::ErrorKind;
 use djinn_models::printable;
+use std::error::Error;
 use std::io::Write;
 
 /// Prints what `error` says, help on standard output and a failure in one line on standard error, and ends the process.
@@ -27,15 +28,24 @@ pub(super) fn end(error: &clap::Error) -> ! {
             2
         }
         kind => {
-            output::remark(&one_line(&error.render().to_string(), kind));
+            output::remark(&one_line(error, kind));
             2
         }
     };
     std::process::exit(code)
 }
 
+/// A value's error, in plain words where it is the standard library's.
+pub(crate) fn plain(error: &str) -> String {
+    ["invalid digit found in string", "cannot parse integer from empty string"]
+        .iter()
+        .fold(error.to_owned(), |text, own| text.replace(own, "expected a whole number"))
+}
+
 /// The parser's paragraphs as one line: what is wrong, what was meant, how it is used.
-fn one_line(text: &str, kind: ErrorKind) -> String {
+fn one_line(error: &clap::Error, kind: ErrorKind) -> String {
+    let text = error.render().to_string();
+    let text = if kind == ErrorKind::ValueValidation { plain(&text) } else { text };
     let (mut line, mut usage) = (String::new(), None);
     for part in text.lines().map(str::trim).filter(|part| !part.is_empty()) {
         if part.starts_with("For more information") {
@@ -56,5 +66,9 @@ fn one_line(text: &str, kind: ErrorKind) -> String {
         Some(usage) if kind == ErrorKind::MissingRequiredArgument => format!("usage: {usage}"),
         _ => "see --help".to_owned(),
     };
-    printable::one_line(&format!("{line}; {remedy}"))
+    let line = format!("{line}; {remedy}");
+    match error.source() {
+        Some(source) => djinn_host::line_about(&line, source),
+        None => printable::one_line(&line),
+    }
 }

@@ -20,7 +20,10 @@ fn unknown_models_are_neither_pulled_nor_removed() {
         "{message}"
     );
     assert!(message.contains("org/name") && message.contains("give `djinn run` its path"), "{message}");
-    assert!(place.refused(&["rm", "../x"]).contains("neither a path that exists nor a model's name"));
+    for name in ["../x", "/etc"] {
+        let message = place.refused(&["rm", name]);
+        assert!(message.contains("is no name of a model") && message.contains("`djinn list`"), "{message}");
+    }
     assert!(place.ok(&["pull", "--help"]).contains("Models by name: smollm2; "));
 }
 

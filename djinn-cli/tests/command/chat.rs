@@ -289,7 +289,8 @@ fn conversations_are_saved_and_go_on() {
     talk.say("/set stop xyz");
     talk.say("Hi");
     let said = talk.messages(&place);
-    assert!(talk.say("/save now.json").contains("cannot write now.json"), "it is there already");
+    let there = talk.say("/save now.json");
+    assert!(there.contains("now.json is there already; /save! now.json replaces it"), "{there}");
     talk.end(CTRL_D);
     let mut talk = Talk::begin(&place, &GREEDY);
     assert!(talk.say("/load now.json").contains("3 messages from now.json, and stop, temperature"));

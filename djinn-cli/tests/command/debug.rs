@@ -173,7 +173,10 @@ fn failures_end_a_script_in_one_line() {
         ("run\nswitch x", "there is no session \"x\"; there is main"),
         ("b blocks.0.hook_out\nrun\nset blocks.0.hook_out 1 at 4000", "it is stopped at positions 0 to "),
         ("b blocks.0.hook_out\nrun\nprint blocks.0.hook_out at 4000", "there are values of positions 0 to "),
-        ("b blocks.0.hook_out\nrun\nlens blocks.0.mlp.hook_post", "the lens needs the "),
+        ("b blocks.0.hook_out\nrun\nlens blocks.0.mlp.hook_post", "blocks.0.mlp.hook_post is none of it"),
+        // As wide as the residual stream, but no part of it.
+        ("b blocks.1.hook_out\nrun\nlens blocks.1.attn.hook_out", "the lens reads what blocks pass on"),
+        ("b blocks.1.hook_out\nrun\nlens blocks.1.ln1.hook_out", "is none of it"),
         ("b blocks.0.hook_out\nrun\nfork main", "there is a session \"main\" already"),
         ("b blocks.0.hook_out\nrun\nfork x\ndiff main x nothing", "blocks have no hook \"nothing\""),
         (

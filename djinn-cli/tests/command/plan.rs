@@ -226,4 +226,22 @@ fn flags_without_effect_on_a_plan_are_not_offered() {
         assert!(!help.contains(flag), "{flag} is offered: {help}");
     }
     assert!(help.contains("--link-gbps"));
+    // Nor are defaults of other commands told.
+    let help = |command: &str| {
+        let help = Place::new().ok(&[command, "--help"]);
+        help.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    for (command, [context, vram]) in [
+        ("plan", ["what the request needs]", "for a card of --gpu its memory"]),
+        ("run", ["what the request needs; in a chat at most 4096]", "on a GPU what is free, else none]"]),
+        ("serve", ["4096, or the model's own if that is less]", "on a GPU what is free, else none]"]),
+        ("logits", ["what the request needs]", "on a GPU what is free, else none]"]),
+    ] {
+        let help = help(command);
+        for expected in
+            [format!("pages of 16 [default: {context}"), format!("e.g. 20GiB or 20G [default: {vram}")]
+        {
+            assert!(help.contains(&expected), "{command}: {expected}: {help}");
+        }
+    }
 }

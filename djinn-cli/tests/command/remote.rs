@@ -52,6 +52,14 @@ fn a_server_gives_what_this_machine_gives() {
     ] {
         assert!(place.refused(args).contains(why), "{args:?}");
     }
+    for (url, why) in [
+        ("http://127.0.0.1:99999", "--server: http://127.0.0.1:99999 is no address of this program's"),
+        #[cfg(not(feature = "hub"))]
+        ("https://127.0.0.1:1", "--server: https://127.0.0.1:1 needs TLS, and this build speaks http only"),
+    ] {
+        let message = place.refused(&["run", "model", "Hi", "--api-key=secret", "--server", url]);
+        assert!(message.starts_with(why), "{message}");
+    }
     let usage = place.output(&["run", "model", "Hi", &server, "--vram=1GiB"], "");
     let usage = String::from_utf8(usage.stderr).unwrap();
     assert!(usage.contains("--vram") && usage.contains("cannot be used with"), "{usage}");

@@ -267,6 +267,34 @@ fn an_interrupt_is_heard_while_weights_are_loaded() {
     assert_eq!(error, "interrupted while loading\n");
 }
 
+/// Statistics tell of rounded activations where products round them, and only there.
+#[test]
+fn activations_in_int8_are_told_where_they_are() {
+    let place = Place::new();
+    let run = |model: &str, more: &[&str]| {
+        let args = ["run", model, "--prompt-tokens=1, 2", "-n=2", "--device=cpu", "--activations=int8"];
+        let output = place.output(&[&args[..], more].concat(), "");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let remark = "--activations int8 has no effect: ";
+    let rounded = run("synthetic:tiny?encoding=q8_0", &[]);
+    assert!(rounded.contains("activations int8 (") && !rounded.contains(remark), "{rounded}");
+    for (model, more) in
+        [("synthetic:tiny", &[][..]), ("synthetic:tiny?encoding=q8_0", &["--encoding=plain"])]
+    {
+        let plain = run(model, more);
+        assert!(!plain.contains("activations int8 (") && plain.contains(remark), "{plain}");
+    }
+    assert_eq!(run("synthetic:tiny", &["-q"]), "");
+    let plan =
+        |model: &str| place.json(&["plan", model, "--json", "--activations=int8"])["activations"].clone();
+    assert_eq!([plan("synthetic:tiny"), plan("synthetic:tiny?encoding=q8_0")], ["float", "int8"]);
+    let message = place.refused(&["plan", "synthetic:tiny", "--gpu=h200", "--activations=int8"]);
+    assert!(message.starts_with("--activations int8 is for the CPU alone; drop it"), "{message}");
+    assert!(message.contains("a plan without --gpu"), "{message}");
+}
+
 #[test]
 fn weights_that_are_not_numbers_give_no_text() {
     let place = Place::new();

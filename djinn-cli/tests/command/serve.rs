@@ -309,6 +309,56 @@ fn the_scheduler_is_chosen_by_name_or_file() {
     assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
 }
 
+/// The address is taken before anything of the model is looked at.
+#[test]
+fn a_port_that_is_taken_is_told_at_once() {
+    let place = Place::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let port = format!("--port={}", address.port());
+    let message = place.refused(&["serve", "./missing", "--device=cpu", &port]);
+    assert!(
+        message.starts_with(&format!("cannot listen at {address}, where another program does")),
+        "{message}"
+    );
+    assert!(message.contains("--port"), "{message}");
+    drop(taken);
+    assert!(place.refused(&["serve", "./missing", "--device=cpu", &port]).contains("./missing"));
+    // An address for documentation, which no machine has.
+    let message =
+        place.refused(&["serve", "./missing", "--device=cpu", "--host=192.0.2.1", "--insecure-public"]);
+    assert!(message.starts_with("cannot listen at 192.0.2.1:5556: "), "{message}");
+}
+
+#[test]
+fn budgets_are_refused_by_their_flags() {
+    let place = Place::new();
+    let refused =
+        |flag: &str| place.refused(&["serve", "synthetic:tiny", "-q", "--port=0", "--device=cpu", flag]);
+    let message = refused("--vram=1");
+    assert!(message.contains("raise --vram or lower --ctx"), "{message}");
+    assert!(refused("--ctx=100000").starts_with("--ctx 100000 exceeds the model's context"));
+    for (flag, expected) in [
+        ("--swap-space=100TiB", "--swap-space of 100.0 TiB does not fit beside the model: this machine has "),
+        ("--kv-cache=100TiB", "--kv-cache of 100.0 TiB does not fit beside the model: this machine has "),
+        (
+            "--hook-memory=512TiB",
+            "--hook-memory of 512.0 TiB is too much: out of host memory: 512.0 TiB requested, ",
+        ),
+    ] {
+        let message = refused(flag);
+        assert!(message.starts_with(expected) && !message.contains("18446744073709551615"), "{message}");
+    }
+    for flag in ["--swap-space", "--kv-cache", "--hook-memory", "--vram", "--max-body"] {
+        let args = ["serve", "synthetic:tiny", "--port=0", flag, "18446744073709551615"];
+        let output = place.output(&args, "");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains("no machine has as much"), "{error}");
+    }
+    let args = ["debug", "synthetic:tiny", "Hi", "--device=cpu", "--hook-memory=512TiB"];
+    assert!(place.refused(&args).starts_with("--hook-memory of 512.0 TiB is too much: out of host memory: "));
+}
+
 #[test]
 fn keys_come_from_a_file_and_the_public_needs_one() {
     let place = place();
@@ -322,5 +372,9 @@ fn keys_come_from_a_file_and_the_public_needs_one() {
     place.write("none", "# nothing\n");
     assert!(place.refused(&["serve", "./model", "--api-key-file=none"]).contains("holds no API key"));
     assert!(place.refused(&["serve", "./model", "--api-key="]).contains("visible ASCII"));
-    assert!(place.refused(&["serve", "./model", "--kv-cache=1KiB", "--device=cpu"]).contains("KV cache"));
+    assert!(
+        place
+            .refused(&["serve", "./model", "--kv-cache=1KiB", "--device=cpu", "--port=0"])
+            .contains("KV cache")
+    );
 }

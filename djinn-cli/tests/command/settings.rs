@@ -40,7 +40,7 @@ fn bad_files_are_refused() {
         message
     };
     assert!(refused("a.toml", "vrma = 1").contains("unknown key `vrma`; did you mean `vram`?"));
-    assert!(refused("a.toml", "flavour = 1").contains("unknown key `flavour`; known keys: "));
+    assert!(refused("a.toml", "flavour = 1").contains("unknown key `flavour`; known are "));
     assert!(refused("a.toml", "vram = \"much\"").contains("key `vram`: invalid value `much`"));
     assert!(refused("a.toml", "json = 1").contains("key `json`: expected true or false, found 1"));
     assert!(refused("a.toml", "ring = 1\nvram 1").contains("line 2"));
@@ -134,6 +134,72 @@ fn misspelt_variables_are_told() {
         remarks(&place, &["list", "-q"]),
         "the variable DJINN_VRM is unknown and has no effect; did you mean DJINN_VRAM?\n"
     );
+}
+
+/// The usage error of a command line; none if it is understood.
+fn misuse(place: &Place, args: &[&str]) -> Option<String> {
+    let output = place.output(args, "");
+    (output.status.code() == Some(2)).then(|| String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_flag_wins_over_variables_that_it_excludes() {
+    let asked = ["run", "smollm2", "Hi", "--server=http://127.0.0.1:1"];
+    let variables =
+        [("VRAM", "70MiB"), ("THREADS", "1"), ("DEVICE", "cpu"), ("CTX", "64"), ("PROMPT_TOKENS", "1")];
+    for (name, value) in variables {
+        let place = Place::new().with(&format!("DJINN_{name}"), value);
+        assert!(place.refused(&asked).starts_with("no answer from http://127.0.0.1:1/"), "{name}");
+    }
+    let tiny = ["run", "synthetic:tiny", "Hi", "--greedy", "-n=4", "--json"];
+    let plain = Place::new();
+    for (name, value, flag) in [
+        ("DJINN_SYSTEM", "foo", "--raw"),
+        ("DJINN_RAW", "true", "--system=x"),
+        ("DJINN_RAW", "0", "--system=x"),
+    ] {
+        let args = [&tiny[..], &[flag]].concat();
+        let place = Place::new().with(name, value);
+        assert_eq!(place.json(&args)["prompt_tokens"], plain.json(&args)["prompt_tokens"], "{name}");
+    }
+    // A variable wins over a file.
+    let place = Place::new().with("DJINN_VRAM", "1MiB").with("DJINN_CONFIG", "own.toml");
+    place.write("own.toml", "server = \"http://127.0.0.1:1\"");
+    assert_eq!(place.json(&tiny)["stats"]["vram_bytes"], 1 << 20);
+    // Those of one kind exclude each other as ever.
+    let place = Place::new().with("DJINN_SERVER", "http://127.0.0.1:1").with("DJINN_VRAM", "1MiB");
+    let usage = misuse(&place, &tiny).unwrap();
+    assert!(usage.contains("DJINN_SERVER") && usage.contains("DJINN_VRAM"), "{usage}");
+    assert!(usage.contains("exclude each other; unset one") && usage.lines().count() == 1, "{usage}");
+    assert_eq!(place.json(&[&tiny[..], &["--vram=2MiB"]].concat())["stats"]["vram_bytes"], 2 << 20);
+    let place = Place::new().with("DJINN_GREEDY", "1").with("DJINN_TOP_K", "2");
+    let usage = misuse(&place, &tiny[..3]).unwrap();
+    assert!(usage.contains("DJINN_GREEDY contradicts DJINN_TEMPERATURE, DJINN_TOP_K, "), "{usage}");
+    let usage = misuse(&plain, &[&asked[..], &["--vram=1MiB"]].concat()).unwrap();
+    assert!(usage.contains("'--server <URL>' cannot be used with '--vram <SIZE>'"), "{usage}");
+}
+
+#[test]
+fn flags_without_effect_are_refused() {
+    let place = Place::new();
+    for args in [
+        &["run", "synthetic:tiny", "Hi", "--api-key=x"][..],
+        &["logits", "synthetic:tiny", "--tokens=1", "--api-key=x"],
+        &["plan", "synthetic:tiny", "--api-key=x"],
+        &["srg", "synthetic:tiny", "--api-key=x"],
+    ] {
+        let usage = misuse(&place, args).unwrap();
+        assert!(usage.contains("--api-key is for a server") && usage.lines().count() == 1, "{usage}");
+    }
+    let usage = misuse(&place, &["serve", "synthetic:tiny", "--port=0", "--store-quota=5"]).unwrap();
+    assert!(usage.contains("--store-quota") && usage.contains("give --store DIR"), "{usage}");
+    for wrong in ["--allowed-origin=foo", "--allowed-host=", "--allowed-host=x:80", "--max-body=0"] {
+        let usage = misuse(&place, &["serve", "synthetic:tiny", "--port=0", wrong]).unwrap();
+        assert!(usage.contains(": expected ") && usage.lines().count() == 1, "{wrong}: {usage}");
+    }
+    // Of a variable, another command may have use.
+    let place = Place::new().with("DJINN_API_KEY", "x");
+    place.ok(&["plan", "synthetic:tiny", "--gpu=h200"]);
 }
 
 /// A settings file that is none, or never ends, is refused at once.

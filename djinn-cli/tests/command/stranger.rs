@@ -32,6 +32,40 @@ fn replace(folder: &Path, name: &str, text: &str) {
     std::fs::write(folder.join(name), text).unwrap();
 }
 
+/// What a stranger's files say is shown as they say it, whichever flags have the same names.
+#[test]
+fn words_of_a_strangers_files_are_no_flags() {
+    let place = super::text::place();
+    let folder = place.path().join("model");
+    std::fs::write(
+        folder.join("chat_template.jinja"),
+        "{{ raise_exception('Use `system` and `device`, not `vram`') }}",
+    )
+    .unwrap();
+    let message = place.refused(&["run", "./model", "Hi", "-q"]);
+    assert!(message.contains("Use `system` and `device`, not `vram`"), "{message}");
+    let header = r#"{"a":{"shape":[1],"data_offsets":[0,4]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
+    std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    let message = place.refused(&["plan", "./model"]);
+    assert!(message.contains("missing field `dtype`"), "{message}");
+}
+
+#[test]
+fn pickled_weights_are_named() {
+    let place = Place::new();
+    let folder = place.path().join("model");
+    copy_checkpoint("tied-f32", &folder);
+    std::fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+    for command in COMMANDS {
+        let message = place.refused(command);
+        assert!(
+            message.contains("pickled (pytorch_model.bin)") && message.contains("safetensors"),
+            "{message}"
+        );
+    }
+}
+
 #[test]
 fn a_strangers_folder_ends_every_command_in_one_line() {
     let place = Place::new();

@@ -99,9 +99,8 @@ impl Debug<'_> {
                 break;
             }
             let Some(tokens) = self.lens_at(&hook, top)? else {
-                let width = self.last_block()?.columns.1;
                 bail!(
-                    "the lens needs the {width} values of a block's output, or as many; {} has others",
+                    "the lens reads what blocks pass on (hook_in, hook_resid_mid, hook_out of a block); {} is none of it",
                     hook.name
                 );
             };
@@ -110,11 +109,13 @@ impl Debug<'_> {
         output::line(&table.text("nothing was read"))
     }
 
-    /// The next tokens by the logit lens, which uses the values at a hook as the last block's output. `None` if the
-    /// hook has another width, or comes later.
+    /// The next tokens by the logit lens, which uses the values at a hook as the last block's output. `None` for a hook
+    /// that is not of the residual stream.
     pub(super) fn lens_at(&mut self, hook: &Hook, top: usize) -> Result<Option<String>> {
         let last_block = self.last_block()?;
-        if hook.columns.1 != last_block.columns.1 || hook.after > last_block.after {
+        // Values of other hooks may be as many, but the last norm and the unembedding are not made for them.
+        let is_residual = djinn_server::is_residual(&self.speech.model().graph, hook);
+        if !is_residual || hook.after > last_block.after {
             return Ok(None);
         }
         let values = self.values(hook)?;

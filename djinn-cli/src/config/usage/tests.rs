@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 fn line(args: &[&str]) -> String {
     let error = Cli::command().try_get_matches_from(args).unwrap_err();
-    one_line(&error.render().to_string(), error.kind())
+    one_line(&error, error.kind())
 }
 
 #[test]
@@ -33,4 +33,18 @@ fn failures_are_one_line_with_what_was_meant() {
     ] {
         assert_eq!(line(args), expected);
     }
+}
+
+#[test]
+fn known_cards_are_listed_whole_and_numbers_in_plain_words() {
+    let cards: Vec<&str> = djinn_host::CARDS.iter().map(|card| card.name).collect();
+    let cards = cards.join(", ");
+    let unknown = |name: &str| line(&["djinn", "plan", "m", "--gpu", name]);
+    let expected = format!("there is no card abacus; known are {cards}; see --help");
+    assert_eq!(unknown("abacus"), format!("error: invalid value 'abacus' for '--gpu <NAME>': {expected}"));
+    assert!(unknown(&"x".repeat(10_000)).chars().count() < cards.len() + 600);
+    let error = line(&["djinn", "run", "m", "--seed=-1"]);
+    assert!(error.contains("for '--seed <N>': expected a whole number from 0 to "), "{error}");
+    let error = line(&["djinn", "run", "m", "--ctx=many"]);
+    assert!(error.contains("for '--ctx <N>': expected a whole number; "), "{error}");
 }

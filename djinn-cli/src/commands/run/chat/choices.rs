@@ -1,6 +1,7 @@
 //! The settings of a chat's answers: the initial flags, with the changes of `/set`.
 
 use crate::args::SamplingArgs;
+use crate::config::usage::plain;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser};
 use djinn_host::{Generation, nearest};
@@ -87,7 +88,7 @@ impl Choices {
         let line = changes.iter().map(|(name, value)| format!("--{name}={value}"));
         let wrong = |error: clap::Error| {
             let text = error.to_string();
-            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+            plain(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
         };
         let matches = command().try_get_matches_from(line).map_err(wrong)?;
         let mut now = self.began.clone();

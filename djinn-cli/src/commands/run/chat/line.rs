@@ -49,7 +49,7 @@ const USAGES: [Usage; 9] = [
     Usage {
         name: "/set",
         arguments: "[NAME [VALUE]]",
-        does: "show the settings, or change one; without a value, back",
+        does: "show all, or set one; without VALUE: reset, or switch on",
     },
     Usage { name: "/stats", arguments: "", does: "the cost of the last answer, and what is left" },
     Usage { name: "/clear", arguments: "", does: "forget the conversation" },
@@ -240,6 +240,7 @@ mod tests {
     fn help_names_every_command() {
         let help = help();
         assert!(names().all(|name| help.contains(name)));
+        assert!(help.contains("without VALUE: reset, or switch on"), "{help}");
         assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
     }
 }

@@ -1,11 +1,11 @@
 //! `/save` and `/load`: a conversation and its settings as a JSON file.
 
 use super::choices::Changes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use djinn_models::Message;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// The longest file that is read, in bytes.
@@ -28,6 +28,10 @@ impl Saved {
         let mut text = serde_json::to_string_pretty(self).with_context(failed)?;
         text.push('\n');
         let opened = if overwrite { File::create(file) } else { File::create_new(file) };
+        if matches!(&opened, Err(error) if error.kind() == ErrorKind::AlreadyExists) {
+            let file = file.display();
+            bail!("{file} is there already; /save! {file} replaces it");
+        }
         opened.and_then(|mut file| file.write_all(text.as_bytes())).with_context(failed)
     }
 
