@@ -148,7 +148,8 @@ impl OnDevice for &Experiment<'_> {
 
 impl Experiment<'_> {
     fn needs(&self) -> Needs {
-        Needs { pinned_bytes: self.room.pinned_bytes, workspaces: Workspaces::least(&self.model.graph) }
+        let workspaces = Workspaces::least(&self.model.graph);
+        Needs { pinned_bytes: self.room.pinned_bytes, workspaces, vram: None }
     }
 
     fn simulated(&self) -> Result<Document<Exp1>> {

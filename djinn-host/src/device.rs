@@ -12,6 +12,11 @@ use djinn_models::Model;
 use std::fmt;
 use std::str::FromStr;
 
+/// What is left of a GPU's free memory, in bytes: others may take some before the device is made.
+const LEFT_FREE: u64 = 256 << 20;
+/// What a driver takes beside a plan's bytes, at most: its context, kernels, and units of allocation.
+const BESIDE_PLAN: u64 = 2 << 30;
+
 /// A device's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceName {
@@ -46,6 +51,12 @@ impl DeviceName {
         }
     }
 
+    /// The memory of a GPU that a program may take now, in bytes; `None` for the CPU, or if the driver does not tell.
+    pub fn free_bytes(self) -> Option<u64> {
+        let DeviceName::Cuda(ordinal) = self.meant() else { return None };
+        Some(djinn_cuda::probe(ordinal).ok()?.free_bytes?.saturating_sub(LEFT_FREE))
+    }
+
     /// The encodings, besides plain elements, that the actual device computes from.
     pub fn encodings(self) -> &'static [Encoding] {
         match self.meant() {
@@ -73,13 +84,25 @@ pub struct Needs {
     pub pinned_bytes: u64,
     /// Device memory that operations use while they run.
     pub workspaces: Workspaces,
+    /// The cap on device memory if the setup has none, in bytes: what may be used, if that may not hold all weights.
+    pub vram: Option<u64>,
 }
 
 impl Needs {
     /// Those of a model under the engine's `options`.
     pub fn of(model: &Model, options: &Options) -> Needs {
         let graph = &model.graph;
-        Needs { pinned_bytes: options.most_host_bytes(graph), workspaces: options.workspaces(graph) }
+        let needs = Needs {
+            pinned_bytes: options.most_host_bytes(graph),
+            workspaces: options.workspaces(graph),
+            vram: None,
+        };
+        let beside = BESIDE_PLAN.saturating_add(needs.card_bytes());
+        let all_resident = |_: &u64| {
+            let plan = options.plan(graph, beside);
+            plan.is_ok_and(|plan| plan.placement.streamed_bytes() == 0)
+        };
+        Needs { vram: options.budget.vram.filter(|vram| !all_resident(vram)), ..needs }
     }
 
     /// What a GPU takes of its memory for these needs, beside what it takes for any work.
@@ -108,7 +131,8 @@ impl Setup {
             return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
         };
         self.check_target(true)?;
-        let Needs { pinned_bytes, workspaces } = needs;
+        let Needs { pinned_bytes, workspaces, vram: least } = needs;
+        let vram = vram.or(least);
         let (decoded_bytes, activation_bytes) = (workspaces.decoded_bytes, workspaces.activation_bytes);
         let max_activation_bytes = activation_bytes.max(CudaConfig::default().max_activation_bytes);
         let config = CudaConfig { ordinal, vram, ram, pinned_bytes, max_activation_bytes, decoded_bytes };

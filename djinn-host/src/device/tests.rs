@@ -34,3 +34,20 @@ fn a_gpu_takes_int8_for_keys_and_values_alone() {
     let refused = activations.check_target(true);
     assert!(matches!(refused, Err(Error::CpuOnly { flag: "activations" })), "{refused:?}");
 }
+
+/// A cap is taken at once only where weights may stream: on a card for others as well, a small model takes what it needs.
+#[test]
+fn a_card_s_free_memory_is_taken_only_if_weights_may_stream() {
+    let location = djinn_models::Location::Synthetic("llama-3.1-8b".into());
+    let model = djinn_models::open(&location, &djinn_models::OpenOptions::default()).unwrap();
+    let setup = Setup { device: DeviceName::Cpu, ..Setup::default() };
+    assert_eq!(DeviceName::Cpu.free_bytes(), None);
+    let needs = |vram: Option<u64>| {
+        let mut options = setup.options(&model, 4096);
+        options.budget.vram = vram;
+        Needs::of(&model, &options).vram
+    };
+    // 16 GB of weights.
+    let [less, more] = [12, 24].map(|gib: u64| Some(gib << 30));
+    assert_eq!([needs(None), needs(less), needs(more)], [None, less, None]);
+}

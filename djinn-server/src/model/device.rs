@@ -36,6 +36,7 @@ impl SharedDevice {
         serving: &Serving,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(Self, Vec<ServedModel>)> {
+        let setup = &capped(setup);
         Self::start_at(place(setup)?, models, (setup, serving, true), on_progress)
     }
 
@@ -49,6 +50,7 @@ impl SharedDevice {
         serving: &Serving,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<ServedModel>> {
+        let setup = &capped(setup);
         Ok(Self::start_at(place(setup)?, models, (setup, serving, false), on_progress)?.1)
     }
 
@@ -122,6 +124,11 @@ impl SharedDevice {
         let opened = djinn_models::open(location, &self.setup.open_options());
         Ok(opened.map_err(djinn_host::Error::from)?)
     }
+}
+
+/// The setup, with a cap on a GPU's memory: what is free there. Models that come later share it.
+fn capped(setup: &Setup) -> Setup {
+    Setup { vram: setup.vram.or_else(|| setup.device.free_bytes()), ..*setup }
 }
 
 /// The device of a setup, once and again.

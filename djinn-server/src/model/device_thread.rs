@@ -82,7 +82,7 @@ impl DeviceThread {
             };
             let runs = runs.load(Ordering::Relaxed);
             failures = if runs { 0 } else { failures + 1 };
-            let why = one_line(&failure);
+            let why = one_line(failure.unwrapped());
             let is_planned = is_planned(&failure);
             for resident in self.residents.iter().filter(|resident| !resident.is_awaited()) {
                 let name = &resident.starting.model.name;
@@ -156,7 +156,7 @@ impl DeviceThread {
             let Starting { model, options, .. } = &*resident.starting;
             Needs::of(model, options)
         });
-        let Needs { mut pinned_bytes, mut workspaces } = Needs::default();
+        let Needs { mut pinned_bytes, mut workspaces, .. } = Needs::default();
         for needs in own {
             pinned_bytes = pinned_bytes.saturating_add(needs.pinned_bytes);
             workspaces = workspaces.max(needs.workspaces);
@@ -170,7 +170,8 @@ impl DeviceThread {
         if self.is_open {
             workspaces.decoded_bytes = workspaces.decoded_bytes.max(DECODED_BYTES);
         }
-        Needs { pinned_bytes, workspaces }
+        // A server's setup has a cap on every GPU.
+        Needs { pinned_bytes, workspaces, vram: None }
     }
 
     /// The models, each with an inbox for a new device.
