@@ -40,7 +40,7 @@ fn conforms(isa: simd::Isa) {
     let strict = Tolerance { f32: 1e-6, f16: 1e-6, bf16: 1e-6, blocks: 1e-6 };
     for (tolerance, is_strict) in [(strict, true), (Tolerance::WIDENING, false)] {
         let make = || {
-            CpuDevice::with(CpuConfig::default(), Kernels { path: Path::Fast(Fast::new(isa, 2).unwrap()) })
+            CpuDevice::with(CpuConfig::default(), Kernels { path: Path::Fast(Fast::new(isa, 3).unwrap()) })
         };
         conformance::run_each(make, tolerance, |name, check| {
             if STRICT.contains(&name) == is_strict {
