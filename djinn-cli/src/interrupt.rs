@@ -54,9 +54,17 @@ impl Flags {
         };
         if ends {
             clean_up();
-            std::process::exit(INTERRUPTED.into());
+            leave()
         }
     }
+}
+
+/// Ends the process without exit handlers: those of a GPU's driver must not run beside a thread that still uses it.
+fn leave() -> ! {
+    #[cfg(unix)]
+    signal_hook::low_level::exit(INTERRUPTED.into());
+    #[cfg(not(unix))]
+    std::process::exit(INTERRUPTED.into());
 }
 
 /// Undoes what would outlive the process.

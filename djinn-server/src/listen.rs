@@ -13,7 +13,7 @@ use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use timed::Timed;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -33,6 +33,9 @@ const FIRST_REQUEST: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How often lost devices are searched.
 const LOST_EVERY: Duration = Duration::from_millis(100);
+/// How long remaining work may take once the server has ended, and how long models may take to leave their devices.
+const REST: Duration = Duration::from_secs(1);
+const LEAVE: Duration = Duration::from_secs(10);
 /// The response to a client beyond the limit of connections.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
@@ -117,8 +120,8 @@ impl BoundServer {
         Reload { server: Arc::downgrade(&self.server) }
     }
 
-    /// Serves until it is told to stop and its requests have ended. Call it outside of an asynchronous runtime, since
-    /// it has its own.
+    /// Serves until it is told to stop, its requests have ended, and its models have left their devices, which may take
+    /// ten seconds at most. Call it outside of an asynchronous runtime, since it has its own.
     ///
     /// # Errors
     /// [`Error::Io`] if the system has no threads for it.
@@ -145,9 +148,19 @@ impl BoundServer {
             .build();
         let runtime =
             runtime.map_err(|source| Error::Io { what: "cannot start threads".to_owned(), source })?;
+        let server = Arc::clone(&self.server);
         let served = runtime.block_on(work(self));
+        let is_lost = server.has_lost_device();
+        let devices: Vec<_> = server.distinct_models().iter().map(|(_, model)| model.device_end()).collect();
+        drop(server);
         // No client reads the results of remaining work.
-        runtime.shutdown_background();
+        runtime.shutdown_timeout(REST);
+        // A process may end next, and must not take down a driver that still works for it. One without its device has
+        // nothing to wait for.
+        let until = Instant::now() + if is_lost { Duration::ZERO } else { LEAVE };
+        for device_end in devices {
+            let _ = device_end.recv_deadline(until);
+        }
         served
     }
 

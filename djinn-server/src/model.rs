@@ -15,6 +15,7 @@ use crate::metrics::ModelMetrics;
 use crate::sessions::SessionTable;
 use crate::steering::SteeringStore;
 use crate::{ApiError, GrammarError, Grammars, ToolFormat, reply};
+use crossbeam_channel::Receiver;
 pub use device::SharedDevice;
 use device_thread::Follower;
 use djinn_device::Ops;
@@ -28,6 +29,7 @@ pub(crate) use outbox::Told;
 use resident::{Resident, Starting};
 pub(crate) use slot::Loads;
 use slot::Slot;
+use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -124,6 +126,8 @@ impl Serving {
 pub struct ServedModel {
     model: Arc<Model>,
     slot: Arc<Slot>,
+    /// Disconnects when the device is gone.
+    device_end: Receiver<Infallible>,
     /// Carries the engine's events to requests.
     pub(crate) outbox: Arc<Outbox>,
     context: u64,
@@ -153,6 +157,11 @@ impl std::fmt::Debug for ServedModel {
 }
 
 impl ServedModel {
+    /// Disconnects when the model's device is gone, after all of its models were dropped.
+    pub(crate) fn device_end(&self) -> Receiver<Infallible> {
+        self.device_end.clone()
+    }
+
     /// Opens the model at `place` (a directory, a `.gguf` or `.safetensors` file, `synthetic:NAME`), loads it and starts
     /// its engine.
     ///
@@ -196,7 +205,7 @@ impl ServedModel {
     /// Registers a model: it is loaded at once if there is a `follower`, or else at the first request.
     fn register(
         model: Model,
-        setup: &Setup,
+        (setup, device_end): (&Setup, Receiver<Infallible>),
         serving: &Serving,
         follower: Option<Follower>,
     ) -> Result<(Self, Resident)> {
@@ -232,6 +241,7 @@ impl ServedModel {
         let served = ServedModel {
             model,
             slot,
+            device_end,
             outbox,
             context,
             activations: setup.activations.unwrap_or_default(),

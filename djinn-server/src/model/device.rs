@@ -4,10 +4,11 @@ use super::device_thread::{DeviceThread, Follower, Place, Report};
 use super::resident::{OnThread, Resident};
 use super::{ServedModel, Serving};
 use crate::error::{Error, Result};
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use djinn_device::Ops;
 use djinn_host::{OnDevice, Setup};
 use djinn_models::{Location, Model};
+use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub struct SharedDevice {
     joining: Sender<Box<Resident>>,
+    /// Disconnects when the device is gone.
+    device_end: Receiver<Infallible>,
     setup: Setup,
     serving: Serving,
 }
@@ -80,17 +83,18 @@ impl SharedDevice {
         let (reports, told) = unbounded();
         let ended = Arc::new(AtomicBool::new(false));
         let mut follower = Some(Follower { reports, ended: Arc::clone(&ended) });
+        let (running, device_end) = bounded(0);
         let registered = models.into_iter().map(|model| {
             let follower = follower.take();
-            ServedModel::register(model, setup, serving, follower)
+            ServedModel::register(model, (setup, device_end.clone()), serving, follower)
         });
         let (served, residents): (Vec<_>, Vec<_>) =
             registered.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         drop(follower);
         let (joining, joins) = unbounded();
         let (serving, waits) = (serving.clone(), serving.restart_after.clone());
-        DeviceThread::start(place, residents, joins, (setup, waits, is_open))?;
-        let device = SharedDevice { joining, setup: *setup, serving };
+        DeviceThread::start(place, residents, joins, running, (setup, waits, is_open))?;
+        let device = SharedDevice { joining, device_end, setup: *setup, serving };
         loop {
             match told.recv() {
                 Ok(Report::Loaded(done, total)) => {
@@ -110,7 +114,8 @@ impl SharedDevice {
     /// # Errors
     /// Shared steering vectors that do not fit the model, or a device whose thread has ended.
     pub fn add(&self, model: Model) -> Result<ServedModel> {
-        let (served, resident) = ServedModel::register(model, &self.setup, &self.serving, None)?;
+        let device = (&self.setup, self.device_end.clone());
+        let (served, resident) = ServedModel::register(model, device, &self.serving, None)?;
         let ended = |_| Error::Setting("the device's thread has ended".to_owned());
         self.joining.send(Box::new(resident)).map_err(ended)?;
         Ok(served)

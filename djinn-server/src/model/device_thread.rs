@@ -5,6 +5,7 @@ use super::resident::{OnThread, Resident, Starting};
 use crate::error::{Error, Result};
 use crossbeam_channel::{Receiver, Sender};
 use djinn_host::{Needs, Setup, one_line, system};
+use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(super) struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// Starts the thread. It ends when no model has an owner, and none can be added.
+    /// Starts the thread. It ends when no model has an owner, and none can be added; then `running` is dropped.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -54,6 +55,7 @@ impl DeviceThread {
         place: Place,
         residents: Vec<Resident>,
         joining: Receiver<Box<Resident>>,
+        running: Sender<Infallible>,
         (setup, restart_after, is_open): (&Setup, Vec<Duration>, bool),
     ) -> Result<()> {
         let shares = is_open || residents.len() > 1;
@@ -61,7 +63,11 @@ impl DeviceThread {
         let available = || system::memory().map_or(u64::MAX, |memory| memory.available / 4 * 3);
         let host_limit = if shares { setup.ram.unwrap_or_else(available) } else { 0 };
         let thread = DeviceThread { place, residents, joining, restart_after, host_limit, is_open };
-        let started = std::thread::Builder::new().name("djinn-engine".to_owned()).spawn(move || thread.run());
+        let run = move || {
+            let _running = running;
+            thread.run();
+        };
+        let started = std::thread::Builder::new().name("djinn-engine".to_owned()).spawn(run);
         let failed = |source| Error::Io { what: "cannot start the engine's thread".to_owned(), source };
         started.map(drop).map_err(failed)
     }

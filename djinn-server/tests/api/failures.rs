@@ -9,7 +9,7 @@ use djinn_server::{ServedModel, Server, Serving};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -283,7 +283,7 @@ fn many_requests_are_lost_at_once_and_their_places_are_free_again() {
 }
 
 #[test]
-fn a_server_that_ends_does_not_wait_for_its_engine() {
+fn a_server_that_ends_waits_for_a_stuck_engine_for_seconds_only() {
     // The engine waits for its next attempt.
     let server = Fragile::start(Setup::default(), vec![Duration::from_secs(24 * 3600)]);
     server.faults.plant(50, SimFault::Call);
@@ -405,4 +405,32 @@ fn a_named_session_goes_on_after_its_engine_was_lost() {
     }
     let list = plain.get("/v1/sessions").json();
     assert_eq!((&list["data"][0]["id"], &list["data"][0]["state"]), (&json!("agent"), &json!("waiting")));
+}
+
+/// A process that ends next must not take down a driver that the engine's thread still uses.
+#[test]
+fn a_server_that_has_ended_has_left_its_device() {
+    /// Takes a while to go, as a device does that frees pinned memory.
+    struct Leaving(Arc<AtomicBool>);
+    impl Drop for Leaving {
+        fn drop(&mut self) {
+            std::thread::sleep(Duration::from_millis(200));
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let (files, gone) = (Files::new(), Arc::new(AtomicBool::new(false)));
+    let leaving = Leaving(Arc::clone(&gone));
+    let device = move || {
+        let _ = &leaving;
+        SimDevice::new(SimConfig::default())
+    };
+    let setup = Setup { device: DeviceName::Cpu, context: Some(64), ..Setup::default() };
+    let model = setup.open(files.path().to_str().unwrap()).unwrap();
+    let go_on = &mut |_, _| ControlFlow::Continue(());
+    let model = ServedModel::start_on(device, model, &setup, &Serving::default(), go_on).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let bound = Server::new().model("tiny", model).at(listener).unwrap();
+    bound.stop().stop();
+    bound.run().unwrap();
+    assert!(gone.load(Ordering::SeqCst), "the device is still there");
 }
