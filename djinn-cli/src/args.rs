@@ -24,7 +24,8 @@ const RUN_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages 
     needs; in a chat at most 4096]";
 const SERVE_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages of 16 [default: 4096, or the \
     model's own if that is less]";
-const PLAN_VRAM: &str = "Cap over everything on the device, e.g. 20GiB or 20G [default: for a card of --gpu its memory, on a GPU what is free, else none]";
+const PLAN_VRAM: &str = "Cap over everything on the device, e.g. 20GiB or 20G [default: for a card of --gpu its \
+    memory, else none]";
 
 /// Runs language models that are larger than device memory, by streaming their weights.
 ///

@@ -232,7 +232,7 @@ fn flags_without_effect_on_a_plan_are_not_offered() {
         help.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     for (command, [context, vram]) in [
-        ("plan", ["what the request needs]", "for a card of --gpu its memory"]),
+        ("plan", ["what the request needs]", "for a card of --gpu its memory, else none]"]),
         ("run", ["what the request needs; in a chat at most 4096]", "on a GPU what is free, else none]"]),
         ("serve", ["4096, or the model's own if that is less]", "on a GPU what is free, else none]"]),
         ("logits", ["what the request needs]", "on a GPU what is free, else none]"]),

@@ -176,7 +176,7 @@ impl DeviceThread {
         if self.is_open {
             workspaces.decoded_bytes = workspaces.decoded_bytes.max(DECODED_BYTES);
         }
-        // A server's setup has a cap on every GPU.
+        // A server's setup has a cap on a GPU whose driver tells what is free.
         Needs { pinned_bytes, workspaces, vram: None }
     }
 
