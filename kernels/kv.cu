@@ -62,15 +62,14 @@ __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigne
     T *to = place_of<T>(a, row, kv_head);
     if constexpr (IS_INT8<T>) {
         write_int8(to, scale_at(a.kv, to, a.positions[row]), from, dim);
-        return;
     } else if (dim % 4 != 0) {
         for (unsigned i = lane; i < dim; i += 32) {
             to[i] = narrow<T>(from[i]);
         }
-        return;
-    }
-    for (unsigned i = lane * 4; i < dim; i += 32 * 4) {
-        store(to + i, narrowed<T>(load<float, 4>(from + i)));
+    } else {
+        for (unsigned i = lane * 4; i < dim; i += 32 * 4) {
+            store(to + i, narrowed<T>(load<float, 4>(from + i)));
+        }
     }
 }
 

@@ -248,9 +248,11 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         const unsigned ring = begin + group * each, end = keep(ring + ring_bytes);
         char *staged = shared_at(begin + groups * each);
         const auto after = [&](unsigned at) { return at + STAGE == end ? end - ring_bytes : at + STAGE; };
-        if (BULK && thread < f.stages) {
-            reinterpret_cast<Barrier *>(shared_at(ring + thread * STAGE + READY))->init(1);
-            Barrier::publish();
+        if constexpr (BULK) {
+            if (thread < f.stages) {
+                reinterpret_cast<Barrier *>(shared_at(ring + thread * STAGE + READY))->init(1);
+                Barrier::publish();
+            }
         }
         meet(barrier);
         if (a.fresh != 0) {
