@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints ggml's own products of blocks with 8-bit activations: the table that djinn-cpu's tests compare with.
 
-    python3 scripts/make_quant_dots.py --library libggml-cpu.so > djinn-cpu/src/kernels/int8/ggml.txt
+    python3 scripts/make_quant_dots.py --library libggml-cpu.so > djinn-cpu/tests/products/ggml.txt
 
 The library is one that has `ggml_get_type_traits_cpu`: llama.cpp's libggml-cpu.so, or libllama.so of a build in one
 piece. Weights and activations are the pseudo-random numbers of those tests. A line is a format, the products of four

@@ -13,4 +13,6 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Which arithmetic.
     pub math: Math,
+    /// The instruction set, by its name among [`Math::instruction_sets`]; the best of them without.
+    pub instructions: Option<&'static str>,
 }

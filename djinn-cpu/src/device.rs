@@ -2,7 +2,7 @@
 
 use crate::CpuConfig;
 use crate::event::{Completion, Events};
-use crate::kernels::Kernels;
+use crate::kernels::{self, Kernels};
 use crate::memory::{self, Memory};
 use crate::stream::{Command, Core, Worker};
 use djinn_device::{
@@ -30,11 +30,14 @@ impl CpuDevice {
     ///
     /// # Errors
     /// [`Error::Resource`](djinn_device::Error::Resource) if the system refuses threads.
+    ///
+    /// # Panics
+    /// If the processor has no such instruction set.
     pub fn new(config: CpuConfig) -> Result<Self> {
-        Ok(CpuDevice::with(config, Kernels::new(config.math, config.threads)?))
+        Ok(CpuDevice::with(config, kernels::kernels(&config)?))
     }
 
-    pub(crate) fn with(config: CpuConfig, kernels: Kernels) -> Self {
+    fn with(config: CpuConfig, kernels: Kernels) -> Self {
         let unlimited = |cap: Option<u64>| cap.unwrap_or(u64::MAX);
         let core = Core {
             memory: Memory::new(unlimited(config.vram), unlimited(config.ram)),

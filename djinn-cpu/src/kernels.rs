@@ -22,6 +22,7 @@ mod rows;
 mod simd;
 mod view;
 
+use crate::CpuConfig;
 use crate::memory::Memory;
 use buffer::Scratch;
 use djinn_device::{Operation, Result, reference};
@@ -44,14 +45,69 @@ pub enum Math {
     Int8,
 }
 
-/// The operations, on one choice of arithmetic.
-pub(crate) struct Kernels {
-    path: Path,
+impl Math {
+    /// The names of the instruction sets of this processor that this arithmetic can use, best first; none for the
+    /// reference.
+    pub fn instruction_sets(self) -> Vec<&'static str> {
+        match self {
+            Math::Reference => Vec::new(),
+            Math::Fast => Isa::available().into_iter().map(Isa::name).collect(),
+            Math::Int8 => ByteIsa::available().into_iter().map(ByteIsa::name).collect(),
+        }
+    }
 }
 
-enum Path {
-    Reference,
-    Fast(Fast),
+/// How operations are computed. Behind a pointer, so that what only uses the reference is compiled without the rest.
+pub(crate) trait Arithmetic: Send + Sync {
+    /// Carries an operation out, on this thread and others.
+    fn run(&self, memory: &Memory, operation: &Operation);
+
+    /// For people, e.g. `2 threads, avx512`, or `2 threads, avx512, activations int8 (avx512-vnni)`.
+    fn name(&self) -> String;
+}
+
+/// The operations, on one choice of arithmetic.
+pub(crate) type Kernels = Box<dyn Arithmetic>;
+
+/// The arithmetic that `config` names. The reference uses one thread, whatever `threads` says.
+///
+/// # Errors
+/// [`Error::Resource`](djinn_device::Error::Resource) if the system refuses a thread.
+///
+/// # Panics
+/// If the processor has no such instruction set.
+pub(crate) fn kernels(config: &CpuConfig) -> Result<Kernels> {
+    let CpuConfig { math, threads, instructions, .. } = *config;
+    let sets = math.instruction_sets();
+    let chosen = instructions.map(|name| {
+        let place = sets.iter().position(|&set| set == name);
+        place.unwrap_or_else(|| panic!("{math:?} has the instruction sets {sets:?}, not {name}"))
+    });
+    let chosen = chosen.unwrap_or(0);
+    Ok(match math {
+        Math::Reference => Box::new(Reference),
+        Math::Fast => Box::new(Fast::new(Isa::available()[chosen], threads)?),
+        Math::Int8 => {
+            let int8 = Some(ByteIsa::available()[chosen]);
+            Box::new(Fast { int8, ..Fast::new(Isa::detect(), threads)? })
+        }
+    })
+}
+
+/// [`Math::Reference`].
+pub(crate) struct Reference;
+
+impl Arithmetic for Reference {
+    fn run(&self, memory: &Memory, operation: &Operation) {
+        let view = View(memory);
+        for written in reference::written(operation, &view) {
+            view.output_bytes(written.span).copy_from_slice(&written.bytes);
+        }
+    }
+
+    fn name(&self) -> String {
+        "scalar reference, 1 thread".to_owned()
+    }
 }
 
 /// What the fast path computes with.
@@ -64,59 +120,29 @@ struct Fast {
     packed: Mutex<Scratch>,
 }
 
-impl Kernels {
-    /// Arithmetic on `threads` threads, the calling one included; 0 for as many as the machine runs at
-    /// once. The reference uses one, whatever `threads` says.
-    ///
-    /// # Errors
-    /// [`Error::Resource`](djinn_device::Error::Resource) if the system refuses a thread.
-    pub(crate) fn new(math: Math, threads: usize) -> Result<Kernels> {
-        let path = match math {
-            Math::Reference => Path::Reference,
-            Math::Fast => Path::Fast(Fast::new(Isa::detect(), threads)?),
-            Math::Int8 => {
-                Path::Fast(Fast { int8: Some(ByteIsa::detect()), ..Fast::new(Isa::detect(), threads)? })
-            }
-        };
-        Ok(Kernels { path })
-    }
-
-    /// For people, e.g. `2 threads, avx512`, or `2 threads, avx512, activations int8 (avx512-vnni)`.
-    pub(crate) fn name(&self) -> String {
-        match &self.path {
-            Path::Reference => "scalar reference, 1 thread".to_owned(),
-            Path::Fast(fast) => {
-                let threads = fast.pool.threads();
-                let int8 =
-                    fast.int8.map_or_else(String::new, |isa| format!(", activations int8 ({})", isa.name()));
-                format!("{threads} thread{}, {}{int8}", if threads == 1 { "" } else { "s" }, fast.isa.name())
-            }
-        }
-    }
-}
-
-macro_rules! run {
+macro_rules! fast {
     ($($op:ident: $Args:ident $uses:tt,)*) => {
-        impl Kernels {
-            /// Carries an operation out on this thread and the pool.
-            pub(crate) fn run(&self, memory: &Memory, operation: &Operation) {
-                let view = View(memory);
-                match (operation, &self.path) {
-                    (_, Path::Reference) => {
-                        for written in reference::written(operation, &view) {
-                            view.output_bytes(written.span).copy_from_slice(&written.bytes);
-                        }
-                    }
-                    $((Operation::$Args(args), Path::Fast(fast)) => fast.$op(data::$Args::new(view, args)),)*
+        impl Arithmetic for Fast {
+            fn run(&self, memory: &Memory, operation: &Operation) {
+                match operation {
+                    $(Operation::$Args(args) => self.$op(data::$Args::new(View(memory), args)),)*
                 }
+            }
+
+            fn name(&self) -> String {
+                let threads = self.pool.threads();
+                let int8 =
+                    self.int8.map_or_else(String::new, |isa| format!(", activations int8 ({})", isa.name()));
+                format!("{threads} thread{}, {}{int8}", if threads == 1 { "" } else { "s" }, self.isa.name())
             }
         }
     };
 }
 
-djinn_device::for_each_op!(run);
+djinn_device::for_each_op!(fast);
 
 impl Fast {
+    /// On `threads` threads, the calling one included; 0 for as many as the machine runs at once.
     fn new(isa: Isa, threads: usize) -> Result<Fast> {
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()),

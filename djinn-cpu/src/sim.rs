@@ -14,9 +14,10 @@ mod tape;
 mod tests;
 mod told;
 
+use crate::CpuConfig;
 use crate::device::queue_operations;
 use crate::event::{Completion, Events};
-use crate::kernels::{Kernels, Math};
+use crate::kernels::{self, Kernels, Math};
 use crate::memory::{self, Memory};
 use clock::Clock;
 use djinn_device::args::{Add, Linear};
@@ -157,20 +158,25 @@ impl SimDevice {
     /// # Panics
     /// As [`new`](Self::new).
     pub fn with_faults(config: SimConfig, faults: SimFaults) -> Result<Self> {
+        let cpu = CpuConfig { math: config.math, threads: 1, ..CpuConfig::default() };
+        Ok(SimDevice::with(config, faults, kernels::kernels(&cpu)?))
+    }
+
+    fn with(config: SimConfig, faults: SimFaults, kernels: Kernels) -> Self {
         let (link, local) = (config.link_bytes_per_second, config.memory_bytes_per_second);
         assert!(link > 0.0 && local > 0.0, "bandwidths of {link} and {local} bytes per second");
         let clock = Clock::new(link, local, config.launch_overhead);
-        Ok(SimDevice {
+        SimDevice {
             config,
             faults,
             memory: Memory::new(config.vram.unwrap_or(u64::MAX), config.ram.unwrap_or(u64::MAX)),
-            kernels: Kernels::new(config.math, 1)?,
+            kernels,
             events: Events::default(),
             streams: RefCell::new(Streams::new(Order::new(config.seed), clock, config.poison)),
             calls: Cell::default(),
             tapes: RefCell::default(),
             told: Told::default(),
-        })
+        }
     }
 
     /// The calls so far.
@@ -242,7 +248,7 @@ impl SimDevice {
     }
 
     fn machine(&self) -> Machine<'_> {
-        Machine { memory: &self.memory, kernels: &self.kernels, config: &self.config }
+        Machine { memory: &self.memory, kernels: &*self.kernels, config: &self.config }
     }
 
     /// Adds one to a count of calls; whether this is the call with the planted fault.

@@ -1,10 +1,11 @@
 //! Tests of what only the CPU device does: losing itself, draining, guarding freed memory.
 
 use super::*;
+use crate::kernels::Reference;
 use djinn_device::Error;
 
 fn device() -> CpuDevice {
-    CpuDevice::new(CpuConfig { threads: 1, ..CpuConfig::default() }).unwrap()
+    CpuDevice::with(CpuConfig::default(), Box::new(Reference))
 }
 
 /// A command that panics on the stream's thread: copies of two lengths do not get past `Device::copy`.

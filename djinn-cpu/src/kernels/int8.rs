@@ -48,7 +48,7 @@ thread_local! {
 }
 
 /// Whether weights of this format are integers, so that they are multiplied by rounded activations.
-pub(crate) fn has_integers(format: BlockFormat) -> bool {
+pub(super) fn has_integers(format: BlockFormat) -> bool {
     !matches!(format, BlockFormat::FP8_G32 | BlockFormat::FP8_G128)
 }
 

@@ -160,7 +160,7 @@ struct Plan {
 
 impl Plan {
     fn new(isa: Isa, op: &Linear<'_>) -> Plan {
-        let tile_rows = tile::rows(isa);
+        let tile_rows = isa.tile_rows();
         let step_elements = op.k.next_multiple_of(2 * isa.lanes());
         let block_rows = (X_BLOCK_BYTES / (4 * step_elements)).max(1).next_multiple_of(tile_rows);
         Plan { tile_rows, step_elements, block_rows }
@@ -174,6 +174,3 @@ impl Plan {
         even.max(least).min(most).next_multiple_of(tile::WEIGHT_ROWS)
     }
 }
-
-#[cfg(test)]
-pub(super) mod tests;

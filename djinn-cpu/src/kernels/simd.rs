@@ -35,6 +35,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors side by side in a register tile of [`super::gemm`].
     const TILE_VECTORS: usize;
+    /// Activation rows of a register tile of [`super::linear`]: as many as the registers hold beside the weights as loaded,
+    /// the weights as widened and one vector of activations. One more row spills sums to memory in every step.
+    const TILE_ROWS: usize;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
@@ -262,8 +265,19 @@ impl Isa {
         }
     }
 
+    /// [`Simd::TILE_ROWS`].
+    pub(crate) fn tile_rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => avx512::Avx512::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => avx2::Avx2::TILE_ROWS,
+            Isa::Portable(_) => portable::Portable::TILE_ROWS,
+        }
+    }
+
     /// Runs a kernel with this instruction set.
-    #[inline]
+    // Without `#[inline]`, which would compile every kernel once for each unit of code that calls it.
     pub(crate) fn run(self, kernel: impl Kernel) {
         match self {
             #[cfg(target_arch = "x86_64")]

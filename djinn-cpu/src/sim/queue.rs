@@ -4,7 +4,7 @@ use super::SimConfig;
 use super::clock::Clock;
 use super::order::Order;
 use crate::event::Completion;
-use crate::kernels::Kernels;
+use crate::kernels::Arithmetic;
 use crate::memory::Memory;
 use crate::ops::{bytes_moved, copied};
 use crate::stream::first_line;
@@ -107,7 +107,7 @@ pub(super) struct Streams {
 #[derive(Clone, Copy)]
 pub(super) struct Machine<'a> {
     pub(super) memory: &'a Memory,
-    pub(super) kernels: &'a Kernels,
+    pub(super) kernels: &'a dyn Arithmetic,
     pub(super) config: &'a SimConfig,
 }
 

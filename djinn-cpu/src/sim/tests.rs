@@ -1,6 +1,7 @@
 //! Tests of the adversary: it finds what is wrong, leaves alone what is right, and repeats itself.
 
 use super::*;
+use crate::kernels::Reference;
 use djinn_device::args::{Add, CopyExpert, SelectRows};
 use djinn_device::{Error, Ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +10,7 @@ const CHUNK: u64 = 64;
 const CHUNKS: u64 = 6;
 
 fn sim(config: SimConfig) -> SimDevice {
-    SimDevice::new(config).unwrap()
+    SimDevice::with(config, SimFaults::default(), Box::new(Reference))
 }
 
 fn seeded(seed: u64) -> SimDevice {

@@ -33,11 +33,6 @@ macro_rules! with_integers {
 }
 
 impl ByteIsa {
-    /// The best that this processor has.
-    pub(crate) fn detect() -> ByteIsa {
-        ByteIsa::available()[0]
-    }
-
     /// All that this processor has, best first.
     pub(crate) fn available() -> Vec<ByteIsa> {
         let mut all = Vec::new();
@@ -81,7 +76,6 @@ impl ByteIsa {
     }
 
     /// Runs a kernel with this instruction set.
-    #[inline]
     pub(crate) fn run(self, kernel: impl ByteKernel) {
         match self {
             #[cfg(target_arch = "x86_64")]

@@ -17,18 +17,6 @@ thread_local! {
 /// Weight rows of a tile; what is left of a block goes one by one.
 pub(super) const WEIGHT_ROWS: usize = 4;
 
-/// Activation rows of a tile: as many as the registers hold beside the weights as loaded, the weights as
-/// widened and one vector of activations. One more row spills sums to memory in every step.
-pub(super) fn rows(isa: Isa) -> usize {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => 5,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => 3,
-        Isa::Portable(_) => 2,
-    }
-}
-
 /// Some columns of the output for a block of activation rows.
 pub(super) struct Block<'a, W> {
     /// All weights, `[n, k]`.
@@ -103,6 +91,9 @@ struct Tiles<'a, W, const ROWS: usize> {
 impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
+        if ROWS > S::TILE_ROWS {
+            unreachable!("a tile of {ROWS} rows");
+        }
         // Weights that come from memory are read in the order in which they lie there: the processor's
         // prefetcher keeps up with one stream, but not with several short ones. Decoded rows come from a cache.
         let groups =

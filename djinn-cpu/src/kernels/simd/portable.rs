@@ -65,6 +65,7 @@ impl Simd for Portable {
     type I = Integers;
     const LANES: usize = 8;
     const TILE_VECTORS: usize = 2;
+    const TILE_ROWS: usize = 2;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Lanes {

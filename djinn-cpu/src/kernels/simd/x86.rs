@@ -5,7 +5,7 @@
 macro_rules! x86_vectors {
     (
         $(#[$doc:meta])*
-        $Isa:ident: $V:ident and $I:ident of $lanes:literal lanes, tiles of $vectors:literal vectors,
+        $Isa:ident: $V:ident and $I:ident of $lanes:literal lanes, tiles of $vectors:literal vectors or $rows:literal rows,
             with [$($feature:tt),*] = $features:literal;
         safe { $($name:ident($($arg:ident: $type:ty),*) -> $out:ty = $call:expr;)* }
         unsafe { $($raw_name:ident($($raw_arg:ident: $raw_type:ty),*) $(-> $raw_out:ty)? = $raw_call:expr;)* }
@@ -38,6 +38,7 @@ macro_rules! x86_vectors {
             type I = $I;
             const LANES: usize = $lanes;
             const TILE_VECTORS: usize = $vectors;
+            const TILE_ROWS: usize = $rows;
 
             $(
                 #[inline(always)]
