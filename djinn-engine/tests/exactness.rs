@@ -5,18 +5,20 @@ use djinn_device::{Error as DeviceError, Ops, Space};
 use djinn_engine::{Budget, Engine, Error, Generate, Options, Request, Service};
 use djinn_models::{Location, Model, OpenOptions, open};
 use std::ops::ControlFlow;
+use std::sync::LazyLock;
 
 /// Three blocks, GQA, a tied table: some fifteen tiles of unequal size.
-const MODEL: &str =
+const SHAPE: &str =
     "tiny?layers=3&hidden=96&intermediate=160&heads=6&kv_heads=2&head_dim=16&vocab=700&tied=true";
 const FRACTIONS: [f64; 6] = [0.0, 0.1, 0.25, 0.5, 0.9, 1.0];
 const CHUNKS: [u64; 3] = [66_000, 100_000, 400_000];
 const RINGS: [u64; 3] = [1, 2, 5];
 const PROMPTS: [usize; 3] = [1, 17, 512];
 
-fn model() -> Model {
-    open(&Location::Synthetic(MODEL.into()), &OpenOptions::default()).expect("a known shape")
-}
+/// Opened once, since hundreds of runs load it.
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
+    open(&Location::Synthetic(SHAPE.into()), &OpenOptions::default()).expect("a known shape")
+});
 
 fn prompt(len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i * 37 + 11) % 700).collect()
@@ -33,8 +35,8 @@ fn options(fraction: f64, chunk: u64, rings: u64) -> Options {
 }
 
 fn load<D: Ops>(device: D, options: &Options) -> Result<Engine<D>, Error> {
-    let model = model();
-    Engine::load(device, model.graph, &*model.source, options, &mut |_, _| ControlFlow::Continue(()))
+    let Model { graph, source, .. } = &*MODEL;
+    Engine::load(device, graph.clone(), &**source, options, &mut |_, _| ControlFlow::Continue(()))
 }
 
 fn cpu() -> CpuDevice {
@@ -123,7 +125,7 @@ fn ablations_change_no_bit() {
         let (blocking_copies, straddle) = [(true, false), (false, true), (true, true)][seed % 3];
         options.budget = Budget { blocking_copies, straddle, ..options.budget };
         options.budget.stream_check = seed % 2 == 0;
-        let plan = options.plan(&model().graph, 0).expect("it fits");
+        let plan = options.plan(&MODEL.graph, 0).expect("it fits");
         let ring = &plan.placement.ring;
         straddled += (0..ring.slots().len()).filter(|&slot| !ring.parts(slot)[1].is_empty()).count();
         let at = PROMPTS.iter().position(|&p| p == len).expect("listed");
@@ -174,7 +176,7 @@ fn a_dropped_wait_is_caught() {
 fn a_dropped_wait_of_a_blocking_copy_is_caught() {
     let mut options = options(0.25, CHUNKS[0], 1);
     options.budget.blocking_copies = true;
-    let plan = options.plan(&model().graph, 0).expect("it fits");
+    let plan = options.plan(&MODEL.graph, 0).expect("it fits");
     let slots = plan.placement.ring.slots();
     let (missed, waits) = missed_waits(&options);
     assert_eq!(waits, 2 * slots.len() as u64, "two waits for each copy");
@@ -226,7 +228,7 @@ fn a_failed_copy_stops_the_engine_and_never_gives_wrong_logits() {
 
 #[test]
 fn the_cap_is_never_exceeded() {
-    let whole = model().graph.text_bytes();
+    let whole = MODEL.graph.text_bytes();
     for (share, straddle) in [30, 50, 80, 120].into_iter().flat_map(|s| [(s, false), (s, true)]) {
         let vram = 400_000 + whole * share / 100;
         let budget = Budget { vram: Some(vram), straddle, ..Budget::default() };
