@@ -235,8 +235,8 @@ fn ids_have_the_form_that_templates_take() {
 }
 
 #[test]
-fn what_is_held_and_how_often_a_call_comes_is_bounded() {
-    for (format, text) in [
+fn what_is_held_is_bounded() {
+    let beginnings = [
         (ToolFormat::Hermes, "<tool_call>{\"x\": \""),
         (ToolFormat::Hermes, "<tool_call>"),
         (ToolFormat::Llama3Json, "{\"arguments\": {\"x\": \""),
@@ -248,7 +248,8 @@ fn what_is_held_and_how_often_a_call_comes_is_bounded() {
         (ToolFormat::Pythonic, "[f(),"),
         (ToolFormat::JsonList, "[{\"name\":\"f\"},"),
         (ToolFormat::Llama3Json, "{\"name\":\"f\",\"parameters\":{}};"),
-    ] {
+    ];
+    let hold = |(format, text): (ToolFormat, &str)| {
         for filler in [" ", "x", "["] {
             let mut parser = parser(Some(format), ReasoningMode::Tagged);
             parser.push(text);
@@ -257,7 +258,16 @@ fn what_is_held_and_how_often_a_call_comes_is_bounded() {
                 assert!(parser.held() <= MOST, "{format:?}: {text}{filler}");
             }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for beginning in beginnings {
+            scope.spawn(move || hold(beginning));
+        }
+    });
+}
+
+#[test]
+fn how_often_a_call_comes_is_bounded() {
     let call = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
     let events = parse(parser(Some(ToolFormat::Hermes), ReasoningMode::Off), &call.repeat(200));
     let calls = events.iter().filter(|event| matches!(event, OutputEvent::CallEnd { .. })).count();
