@@ -84,7 +84,7 @@ mod threads {
 }
 
 /// Every interleaving of two jobs, a worker and the end of the pool, up to three preemptions. Run with
-/// `RUSTFLAGS="--cfg loom" cargo test -p djinn-device --lib loom`.
+/// `RUSTFLAGS="--cfg loom" cargo test -p djinn-cpu --lib loom`.
 #[cfg(loom)]
 #[test]
 fn loom_jobs_complete_before_their_caller_goes_on() {
