@@ -69,7 +69,7 @@ fn range(r: &mut Renderer<'_>, _: &Value, given: &Given) -> Eval {
     }
     r.budget.items::<Value>(count as usize)?;
     let items = (0..count).map(|at| (start + at * step).into()).collect();
-    Value::seq(r.budget, SeqKind::Range([start as i64, stop as i64, step as i64]), items)
+    Value::seq(r.budget, SeqKind::Range([start, stop, step]), items)
 }
 
 /// What `dict` and `namespace` are given: a mapping or pairs, and names.

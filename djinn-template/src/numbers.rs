@@ -71,6 +71,9 @@ pub(crate) fn rounded(number: f64, digits: i32) -> f64 {
     if digits >= 0 {
         return format!("{number:.*}", digits as usize).parse().unwrap_or(number);
     }
+    if digits < -308 {
+        return 0.0 * number;
+    }
     let unit = 10_f64.powi(-digits);
     (number / unit).round_ties_even() * unit
 }

@@ -7,7 +7,7 @@ use crate::render::Renderer;
 use crate::value::{Kind, Seq, SeqKind, Value, undefined};
 
 /// Integers beyond this are refused, where Python's have no end.
-fn too_large() -> Fault {
+pub(crate) fn too_large() -> Fault {
     Fault::Limit("computes an integer of more than 127 bits".into())
 }
 

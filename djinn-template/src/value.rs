@@ -57,7 +57,7 @@ pub(crate) enum SeqKind {
     List,
     Tuple,
     /// Start, stop and step.
-    Range([i64; 3]),
+    Range([i128; 3]),
     Keys,
     Values,
     Items,

@@ -198,6 +198,19 @@ fn work_is_refused() {
 }
 
 #[test]
+fn numbers_beyond_their_types_are_exact_or_refused() {
+    let shown = |source: &str| render(source).map(|found| found.text);
+    assert_eq!(shown("{{ 1.5 | round(-2147483648) }}").unwrap(), "0.0");
+    let range = "range(0, 9223372036854775807, 4611686018427387904)";
+    assert_eq!(
+        shown(&format!("{{{{ {range}[::1099511627776] }}}}")).unwrap(),
+        "range(0, 5070602400912917605986812821504, 5070602400912917605986812821504)"
+    );
+    let again = "[::1099511627776]".repeat(9);
+    assert!(matches!(shown(&format!("{{{{ {range}{again} }}}}")), Err(Error::Limit { .. })));
+}
+
+#[test]
 fn what_templates_say_is_escaped_and_cut() {
     let raised = |text: &str| match render(&format!("{{{{ raise_exception({text}) }}}}")) {
         Err(Error::Raised { message, line: 1 }) => message,

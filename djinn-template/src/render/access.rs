@@ -5,7 +5,7 @@ use crate::arguments::Given;
 use crate::error::{Eval, Fault, refuse};
 use crate::functions::Object;
 use crate::methods;
-use crate::operators::integer;
+use crate::operators::{integer, too_large};
 use crate::text::Text;
 use crate::value::{Key, Kind, Seq, SeqKind, Value, all_equal, undefined};
 use std::sync::Arc;
@@ -91,8 +91,12 @@ impl Renderer<'_> {
                 let kind = match seq.kind {
                     SeqKind::Tuple => SeqKind::Tuple,
                     SeqKind::Range([first, _, by]) => {
-                        let (begin, by) = (first + by * start as i64, by * step as i64);
-                        SeqKind::Range([begin, begin + by * count as i64, by])
+                        let part = || {
+                            let begin = first.checked_add(by.checked_mul(start as i128)?)?;
+                            let by = by.checked_mul(step)?;
+                            Some([begin, begin.checked_add(by.checked_mul(count as i128)?)?, by])
+                        };
+                        SeqKind::Range(part().ok_or_else(too_large)?)
                     }
                     _ => SeqKind::List,
                 };
