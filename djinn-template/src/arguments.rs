@@ -1,17 +1,36 @@
 //! The functions of the engine that templates call (filters, tests, methods, globals), and their arguments.
 
+use crate::budget::Budget;
 use crate::error::{Eval, Fault, refuse};
 use crate::operators::integer;
 use crate::printable::one_line;
 use crate::render::Renderer;
 use crate::text::Text;
-use crate::value::{Value, truth};
+use crate::value::{Key, Kind, Value, truth};
+use indexmap::IndexMap;
 use std::sync::Arc;
 
 #[derive(Clone, Default)]
 pub(crate) struct Args {
     pub(crate) positional: Vec<Value>,
     pub(crate) named: Vec<(Arc<Text>, Value)>,
+}
+
+impl Args {
+    /// The position of a named argument, which each one is compared with.
+    pub(crate) fn position(&self, budget: &Budget, name: &str) -> Eval<Option<usize>> {
+        budget.work(self.named.len() as u64 * (4 + name.len() as u64 / 4))?;
+        Ok(self.named.iter().position(|(known, _)| known.as_str() == name))
+    }
+
+    /// The named arguments as a mapping.
+    pub(crate) fn mapping(self, budget: &Budget) -> Eval {
+        let mut entries = IndexMap::new();
+        for (name, value) in self.named {
+            entries.insert(Key::new(budget, Value(Kind::Str(name)))?, value);
+        }
+        Value::dict(budget, entries)
+    }
 }
 
 /// A function of the engine: its name, the names of its parameters (or `*` for any arguments), and what it does

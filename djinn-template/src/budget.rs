@@ -17,6 +17,9 @@ pub(crate) const MAX_VALUE_DEPTH: u16 = 160;
 /// Deepest nesting of statements, expressions and macro calls while rendering.
 const MAX_DEPTH: u32 = 400;
 
+/// Work of writing a float: its shortest digits are searched for.
+pub(crate) const FLOAT: u64 = 300;
+
 /// Bytes that an object costs beside its contents.
 const OBJECT: usize = 96;
 
@@ -47,6 +50,11 @@ impl Budget {
     /// Counts the work of reading a text once; of other values what is done with them counts.
     pub(crate) fn look_at(&self, value: &Value) -> Eval<()> {
         self.work(value.as_str().map_or(0, |text| text.len() as u64))
+    }
+
+    /// Counts the work of finding a part in a text: a search reads both, the part several times before it begins.
+    pub(crate) fn find(&self, text: &str, part: &str) -> Eval<()> {
+        self.work(text.len() as u64 + part.len() as u64 * 8)
     }
 
     /// Counts bytes that are about to be allocated, and the work of filling them.

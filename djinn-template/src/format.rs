@@ -2,7 +2,7 @@
 
 use crate::arguments::Args;
 use crate::error::{Eval, Fault, refuse};
-use crate::numbers::{float, not_finite, with_exponent};
+use crate::numbers::{digits_work, float, not_finite, with_exponent};
 use crate::operators::{integer, number};
 use crate::printable::one_line;
 use crate::render::Renderer;
@@ -54,6 +54,11 @@ fn malformed<T>(what: &str) -> Eval<T> {
     refuse!("the format is malformed: {what}")
 }
 
+/// Counts the work of reading a format: a character may be looked at several times.
+fn look_at(r: &Renderer<'_>, format: &Text) -> Eval<()> {
+    r.budget.work(format.len() as u64 * 8)
+}
+
 /// `text % values`.
 pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Eval {
     let several = match &values.0 {
@@ -63,6 +68,7 @@ pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Eval {
     let mut positional = several.unwrap_or(std::slice::from_ref(values)).iter();
     // Of a mapping what is not used is no error, nor where keys are used.
     let mut leaves = several.is_none() && values.as_dict().is_some();
+    look_at(r, text)?;
     let mut out = r.builder();
     let mut plain = 0;
     let mut chars: Chars<'_> = text.as_str().char_indices().peekable();
@@ -75,6 +81,7 @@ pub(crate) fn percent(r: &Renderer<'_>, text: &Text, values: &Value) -> Eval {
                 return malformed("a key is not closed");
             };
             let key = &text.as_str()[at + 2..end];
+            r.budget.work(key.len() as u64)?;
             named = Some(values.get(key).map_or_else(|| refuse!("no key '{}'", one_line(key)), Ok)?);
             leaves = true;
         }
@@ -129,12 +136,12 @@ fn percent_field(r: &Renderer<'_>, out: &mut TextBuilder<'_>, spec: Spec, value:
             let align = Some(if spec.align == Some('<') { '<' } else { '>' });
             write_text(out, &Spec { align, fill: None, ..spec }, &text)
         }
-        ('d' | 'i' | 'u', Some(value), _) => write_integer(out, &Spec { kind: Some('d'), ..spec }, value),
+        ('d' | 'i' | 'u', Some(value), _) => write_integer(r, out, &Spec { kind: Some('d'), ..spec }, value),
         ('d' | 'i' | 'u', None, Some(value)) => {
-            write_integer(out, &Spec { kind: Some('d'), ..spec }, value.trunc() as i128)
+            write_integer(r, out, &Spec { kind: Some('d'), ..spec }, value.trunc() as i128)
         }
-        ('x' | 'X' | 'o', Some(value), _) => write_integer(out, &spec, value),
-        ('e' | 'E' | 'f' | 'F' | 'g' | 'G', _, Some(value)) => write_float(out, &spec, value),
+        ('x' | 'X' | 'o', Some(value), _) => write_integer(r, out, &spec, value),
+        ('e' | 'E' | 'f' | 'F' | 'g' | 'G', _, Some(value)) => write_float(r, out, &spec, value),
         ('c', Some(code), _) => match u32::try_from(code).ok().and_then(char::from_u32) {
             Some(c) => out.plain(c.encode_utf8(&mut [0; 4])),
             None => refuse!("%c arg not in range"),
@@ -158,6 +165,7 @@ fn repr(r: &Renderer<'_>, value: &Value) -> Eval<Arc<Text>> {
 
 /// `text.format(…)`.
 pub(crate) fn braces(r: &Renderer<'_>, text: &Text, args: &Args) -> Eval {
+    look_at(r, text)?;
     let mut out = r.builder();
     let mut plain = 0;
     let mut automatic = 0..;
@@ -199,7 +207,7 @@ fn field(
         let at = if name.is_empty() { automatic.next() } else { name.parse().ok() };
         at.and_then(|at| args.positional.get(at))
     } else {
-        args.named.iter().find(|(known, _)| known.as_str() == name).map(|(_, value)| value)
+        args.position(r.budget, name)?.map(|at| &args.named[at].1)
     };
     let Some(value) = found else { return refuse!("no argument '{}' for str.format", one_line(name)) };
     let value = match conversion {
@@ -225,12 +233,12 @@ fn field(
             if spec.precision.is_some() {
                 return refuse!("Precision not allowed in integer format specifier");
             }
-            write_integer(out, &spec, integer(&value).unwrap_or_default())
+            write_integer(r, out, &spec, integer(&value).unwrap_or_default())
         }
         (
             Kind::Int(_) | Kind::Bool(_) | Kind::Float(_),
             None | Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%'),
-        ) => write_float(out, &spec, number(&value).unwrap_or_default()),
+        ) => write_float(r, out, &spec, number(&value).unwrap_or_default()),
         _ => refuse!("the format is not for a {}", value.type_name()),
     }
 }
@@ -308,7 +316,8 @@ fn grouped(digits: &str, mark: char) -> String {
     out + &digits[end..]
 }
 
-fn write_integer(out: &mut TextBuilder<'_>, spec: &Spec, value: i128) -> Eval<()> {
+fn write_integer(r: &Renderer<'_>, out: &mut TextBuilder<'_>, spec: &Spec, value: i128) -> Eval<()> {
+    r.budget.work(spec.precision.unwrap_or(0) as u64 * 8)?;
     let size = value.unsigned_abs();
     let (prefix, mut digits) = match spec.kind {
         Some('x') => ("0x", format!("{size:x}")),
@@ -323,10 +332,11 @@ fn write_integer(out: &mut TextBuilder<'_>, spec: &Spec, value: i128) -> Eval<()
     write_number(out, spec, value < 0, if spec.alternate { prefix } else { "" }, &digits)
 }
 
-fn write_float(out: &mut TextBuilder<'_>, spec: &Spec, value: f64) -> Eval<()> {
+fn write_float(r: &Renderer<'_>, out: &mut TextBuilder<'_>, spec: &Spec, value: f64) -> Eval<()> {
     let size = value.abs();
     let upper = spec.kind.is_some_and(char::is_uppercase);
     let precision = spec.precision;
+    r.budget.work(digits_work(size, precision.unwrap_or(6)))?;
     let mut digits = match (not_finite(size), spec.kind.map(|kind| kind.to_ascii_lowercase())) {
         (Some(text), _) => text.to_owned(),
         (None, Some('f')) => format!("{size:.*}", precision.unwrap_or(6)),

@@ -1,11 +1,12 @@
 //! The filter `tojson` as transformers defines it: Python's `json.dumps`.
 
 use crate::arguments::Given;
+use crate::budget::FLOAT;
 use crate::error::{Eval, refuse};
 use crate::filters::{sorted, spaces};
 use crate::numbers::{float, not_finite};
 use crate::render::Renderer;
-use crate::text::{Text, TextBuilder};
+use crate::text::{Text, TextBuilder, push_hex};
 use crate::value::{Key, Kind, SeqKind, Value, compare};
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ pub(crate) fn tojson(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval
 
 impl Writer<'_, '_> {
     fn value(&mut self, value: &Value, depth: usize) -> Eval<()> {
-        self.r.budget.work(10)?;
+        self.r.budget.work(if matches!(value.0, Kind::Float(_)) { FLOAT } else { 10 })?;
         match &value.0 {
             Kind::Str(text) => self.text(text),
             Kind::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
@@ -110,7 +111,10 @@ impl Writer<'_, '_> {
             '\u{8}' => *out += "\\b",
             '\u{c}' => *out += "\\f",
             c if c < ' ' || (ascii && !c.is_ascii()) => {
-                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| *out += &format!("\\u{unit:04x}"));
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    *out += "\\u";
+                    push_hex(out, (*unit).into(), 4);
+                }
             }
             c => out.push(c),
         })?;

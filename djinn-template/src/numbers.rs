@@ -31,6 +31,12 @@ pub(crate) fn with_exponent(shown: &str) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
+/// The work of writing a float with this many digits behind its point. Its digits are computed one by one.
+pub(crate) fn digits_work(number: f64, precision: usize) -> u64 {
+    let before_point = number.abs().log10().clamp(0.0, 310.0) as u64;
+    200 + 30 * (precision as u64 + before_point)
+}
+
 /// An integer in text, as Python's `int` reads it.
 pub(crate) fn parse_integer(text: &str, base: u32) -> Option<i128> {
     let text = text.trim_matches(is_space);

@@ -73,9 +73,7 @@ fn remainder(given: &Given, value: &Value, divisor: i128, wanted: i128) -> Eval 
 
 /// `islower` and `isupper` of a value's text.
 fn letters(r: &Renderer<'_>, method: &str, value: &Value) -> Eval {
-    let text = r.printed(value)?;
-    r.budget.work(text.len() as u64 * 4)?;
-    Ok(strings::is(text.as_str(), method).into())
+    strings::is(r, &*r.printed(value)?, method)
 }
 
 /// What has a length and positions; mappings as well, for Jinja.

@@ -13,6 +13,7 @@ use crate::error::{Error, Eval, refuse};
 use crate::functions::{FUNCTIONS, Object};
 use crate::text::{Text, TextBuilder};
 use crate::value::{Closure, Kind, Seq, SeqKind, Value, truth, undefined};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -64,10 +65,10 @@ pub(crate) struct Renderer<'t> {
 
 pub(crate) fn render(tree: &Tree, variables: &[(String, Value)], now: SystemTime) -> Result<Text, Error> {
     let budget = Budget::new(variables.iter().map(|(_, value)| value.size()).sum());
+    let given: HashMap<&str, &Value> = variables.iter().map(|(name, value)| (name.as_str(), value)).collect();
     let find = |name: &Arc<Text>| {
-        let given = variables.iter().rev().find(|(given, _)| given == name.as_str());
         let function = || Some(Value(Kind::Function(Builtin::find(FUNCTIONS, name.as_str())?)));
-        given.map(|(_, value)| value.clone()).or_else(function)
+        given.get(name.as_str()).map(|&value| value.clone()).or_else(function)
     };
     let mut renderer = Renderer {
         tree,
@@ -178,6 +179,7 @@ impl<'t> Renderer<'t> {
         if let Some(condition) = &parts.condition {
             let mut kept = Vec::new();
             for item in &items.items[first..] {
+                self.budget.work(20)?;
                 let keeps = self.within(self.scope, |r| {
                     r.assign(&parts.target, item.clone())?;
                     Ok(truth(&r.eval(condition)?))

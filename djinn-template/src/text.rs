@@ -170,6 +170,12 @@ impl<'b> TextBuilder<'b> {
     }
 }
 
+/// Appends a number in hexadecimal digits.
+pub(crate) fn push_hex(out: &mut String, number: u32, digits: u32) {
+    let digit = |at: u32| char::from_digit(number >> (4 * at) & 15, 16);
+    out.extend((0..digits).rev().filter_map(digit));
+}
+
 /// Python's white space: Unicode's, and four separators beside it.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)

@@ -139,7 +139,8 @@ impl Value {
         }
     }
 
-    pub(crate) fn method(receiver: &Value, method: &'static Builtin) -> Eval {
+    pub(crate) fn method(budget: &Budget, receiver: &Value, method: &'static Builtin) -> Eval {
+        budget.items::<Bound>(1)?;
         check_depth(1 + receiver.depth())?;
         Ok(Self(Kind::Method(Arc::new(Bound { receiver: receiver.clone(), method }))))
     }
@@ -271,15 +272,20 @@ pub(crate) struct Key(pub(crate) Value);
 
 impl Key {
     pub(crate) fn new(budget: &Budget, value: Value) -> Eval<Self> {
+        Self::look_at(budget, &value)?;
+        Ok(Self(value))
+    }
+
+    /// Counts the work of hashing a key, or of comparing it with an equal one; other values are no keys.
+    pub(crate) fn look_at(budget: &Budget, value: &Value) -> Eval<()> {
         budget.work(8 + value.as_text().map_or(0, |text| text.len() as u64))?;
         match &value.0 {
             Kind::Seq(seq) if matches!(seq.kind, SeqKind::Tuple) => {
-                seq.items.iter().try_for_each(|item| Key::new(budget, item.clone()).map(drop))?;
+                seq.items.iter().try_for_each(|item| Self::look_at(budget, item))
             }
-            Kind::None | Kind::Bool(_) | Kind::Int(_) | Kind::Float(_) | Kind::Str(_) => {}
-            _ => return refuse!("unhashable type: '{}'", value.type_name()),
+            Kind::None | Kind::Bool(_) | Kind::Int(_) | Kind::Float(_) | Kind::Str(_) => Ok(()),
+            _ => refuse!("unhashable type: '{}'", value.type_name()),
         }
-        Ok(Self(value))
     }
 
     pub(crate) fn as_str(&self) -> Option<&str> {

@@ -197,6 +197,64 @@ fn work_is_refused() {
     ]);
 }
 
+/// One operation, again and again, on what a template made.
+fn again(setup: &str, work: &str) -> String {
+    format!(
+        "{setup}{{% set r=range(100000) %}}{{% for i in r %}}{{% for j in r %}}{{% set x={work} %}}\
+         {{% endfor %}}{{% endfor %}}"
+    )
+}
+
+#[test]
+fn work_that_grows_with_names_and_keys_is_refused() {
+    let name = "a".repeat(900_000);
+    let long = "{% set s='ab'*5000000 %}";
+    let names = "{% set e=dict(range(50000)|map('string')|batch(2)) %}";
+    let parameters: Vec<String> = (0..1000).map(|at| format!("a{at}")).collect();
+    let macros = format!("{names}{{% macro m({}) %}}{{{{ kwargs }}}}{{% endmacro %}}", parameters.join(","));
+    let keys = format!("{long}{{% set d={{s: '', 't': 2}} %}}{{% set f='%('~s~')s' %}}");
+    let tuples = format!("{long}{{% set d={{(s,): 1, 2: 3}} %}}{{% set e={{(s ~ '',): 1, 2: 3}} %}}");
+    let wanted = "takes too long";
+    refused(&[
+        (wanted, format!("{names}{{{{ ('{{z}}'*1000000).format(**dict(e, z='')) }}}}")),
+        (wanted, again(&keys, "f % d")),
+        (wanted, again(&keys, "'' | format(**d)")),
+        (wanted, again(&tuples, "d == e")),
+        (wanted, again("{% set d={'a': 1, 'b': 2} %}", &format!("d.{name}"))),
+        (wanted, again("{% set d=namespace(a=1, b=2) %}", &format!("d.{name}"))),
+        (wanted, again(&macros, "m(**e)")),
+        (wanted, again("", &format!("{}1", "-".repeat(900_000)))),
+    ]);
+}
+
+#[test]
+fn work_that_grows_with_texts_and_digits_is_refused() {
+    let long = "{% set s='ab'*5000000 %}";
+    let wanted = "takes too long";
+    refused(&[
+        (wanted, format!("{long}{{% set t=(s,)*1000000 %}}{{{{ s.startswith(t) }}}}")),
+        (wanted, format!("{long}{{% set t=(s,)*1000000 %}}{{{{ s.endswith(t) }}}}")),
+        (wanted, again(long, "'a'.find(s)")),
+        (wanted, again(long, "'a'.count(s)")),
+        (wanted, again(long, "'a'.replace(s, '')")),
+        (wanted, again(long, "'a'.split(s)")),
+        (wanted, again(long, "'a'.rpartition(s)")),
+        (wanted, again(long, "'abc' | truncate(10000000, end=s, leeway=0)")),
+        (wanted, again("{% set f='%'~'-'*5000000~'d' %}", "f % 1")),
+        (wanted, again("{% set f='{'~'0'*5000000~'}' %}", "f.format(1)")),
+        (wanted, again("{% set s='\u{e9}'*5000000 %}", "s.isprintable()")),
+        (wanted, again("{% set s='1_'*5000000~'1' %}", "s | int")),
+        ("it ", again("{% set s='\u{e9}'*50000 %}{% set c='\u{129}'*1000~'\u{e9}' %}", "s.strip(c)")),
+        ("it ", again("", "'%.10000g' % 1.1e-300")),
+        ("it ", again("", "'%.10000e' % 1.1e-300")),
+        ("it ", again("", "'%.10000d' % 1")),
+        ("it ", again("", "'%f' % 1.1e300")),
+        (wanted, again("", "1.1e300 | round(2)")),
+        ("MiB of text and lists", "{% set s='\\n'*60000000 %}{{ s.splitlines() | length }}".into()),
+        ("MiB of text and lists", "{% set s='\\n'*30000000 %}{{ s | indent | length }}".into()),
+    ]);
+}
+
 #[test]
 fn numbers_beyond_their_types_are_exact_or_refused() {
     let shown = |source: &str| render(source).map(|found| found.text);

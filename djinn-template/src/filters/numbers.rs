@@ -2,7 +2,7 @@
 
 use crate::arguments::Given;
 use crate::error::{Eval, refuse};
-use crate::numbers::{parse_float, parse_integer, rounded};
+use crate::numbers::{digits_work, parse_float, parse_integer, rounded};
 use crate::operators::{integer, number};
 use crate::render::Renderer;
 use crate::value::{Kind, Value, undefined};
@@ -15,7 +15,13 @@ pub(super) fn abs(_: &mut Renderer<'_>, value: &Value, _: &Given) -> Eval {
     }
 }
 
-pub(super) fn int(_: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+/// Counts the work of reading a number in a text: it is read several times, and copied.
+fn look_at(r: &Renderer<'_>, value: &Value) -> Eval<()> {
+    r.budget.work(value.as_str().map_or(0, |text| text.len() as u64 * 8))
+}
+
+pub(super) fn int(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+    look_at(r, value)?;
     let truncated = |number: f64| (number.is_finite() && number.abs() < 1e38).then(|| number.trunc() as i128);
     let found = match &value.0 {
         Kind::Str(text) => {
@@ -29,7 +35,8 @@ pub(super) fn int(_: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     Ok(found.map(Value::from).or(given.value("default")).unwrap_or(0_i64.into()))
 }
 
-pub(super) fn float(_: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+pub(super) fn float(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+    look_at(r, value)?;
     let found = match &value.0 {
         Kind::Str(text) => parse_float(text.as_str()),
         Kind::Undefined(name) => return undefined(name),
@@ -38,13 +45,15 @@ pub(super) fn float(_: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval 
     Ok(found.map(Value::from).or(given.value("default")).unwrap_or(0.0.into()))
 }
 
-pub(super) fn round(_: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
+pub(super) fn round(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     let Ok(digits) = i32::try_from(given.integer("precision")?.unwrap_or(0)) else {
         return refuse!("round: the precision is too large");
     };
     let Some(found) = number(value) else {
         return refuse!("round: '{}' is no number", value.type_name());
     };
+    // It is written with these digits, and read again.
+    r.budget.work(2 * digits_work(found, digits.clamp(0, 300) as usize))?;
     let unit = 10_f64.powi(digits);
     Ok(match given.value("method").as_ref().map_or(Some("common"), Value::as_str) {
         Some("common") if digits >= 0 && integer(value).is_some() => value.clone(),

@@ -150,7 +150,7 @@ pub(super) fn reverse(r: &mut Renderer<'_>, value: &Value, _: &Given) -> Eval {
 pub(super) fn attr(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     let name = given.required_text("name")?;
     match (&value.0, methods::find(value, name.as_str())) {
-        (Kind::Dict(_), Some(method)) => Value::method(value, method),
+        (Kind::Dict(_), Some(method)) => Value::method(r.budget, value, method),
         (Kind::Dict(_), None) => Ok(Value::missing(&name)),
         _ => r.attribute(value, &name),
     }

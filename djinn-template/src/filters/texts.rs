@@ -1,7 +1,7 @@
 //! Filters of text. What is no text is printed first.
 
 use super::sequences::Look;
-use crate::arguments::{Args, Given};
+use crate::arguments::Given;
 use crate::error::{Eval, Fault, refuse};
 use crate::methods::strings::{lines, pad_to, replace as replaced};
 use crate::render::Renderer;
@@ -25,8 +25,7 @@ pub(super) fn indent(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval
     let text = r.printed(value)?;
     r.budget.bytes(text.len())?;
     // Jinja appends an end of line, which opens one more where the text ends in one.
-    let found = lines(&format!("{}\n", text.as_str()), false);
-    r.budget.items::<[usize; 2]>(found.len())?;
+    let found = lines(r.budget, &format!("{}\n", text.as_str()), false)?;
     let mut out = r.builder();
     for (at, line) in found.into_iter().enumerate() {
         if at > 0 {
@@ -61,10 +60,10 @@ pub(super) fn join(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
 }
 
 pub(super) fn format(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
-    let Args { positional, named } = given.any.clone();
-    let values = match named.is_empty() {
-        true => Value::tuple(r.budget, positional)?,
-        false => Value::from_pairs(named).map_err(|error| Fault::Evaluation(error.to_string()))?,
+    let args = given.any.clone();
+    let values = match args.named.is_empty() {
+        true => Value::tuple(r.budget, args.positional)?,
+        false => args.mapping(r.budget)?,
     };
     crate::format::percent(r, &*r.printed(value)?, &values)
 }
@@ -112,7 +111,11 @@ pub(super) fn urlencode(r: &mut Renderer<'_>, value: &Value, _: &Given) -> Eval 
             match byte {
                 b'_' | b'.' | b'-' | b'~' | b'/' => out.push(char::from(byte)),
                 _ if byte.is_ascii_alphanumeric() => out.push(char::from(byte)),
-                _ => *out += &format!("%{byte:02X}"),
+                _ => {
+                    let digit = |bits: u8| char::from_digit(bits.into(), 16).map(|c| c.to_ascii_uppercase());
+                    out.push('%');
+                    out.extend([byte >> 4, byte & 15].into_iter().filter_map(digit));
+                }
             }
         }
     })?;
@@ -135,7 +138,7 @@ pub(super) fn truncate(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Ev
     let (end, length) = (given.as_text(&end)?, given.count("length", 255)?);
     let leeway = if given.some("leeway").is_some() { given.count("leeway", 5)? } else { 5 };
     let text = r.printed(value)?;
-    r.budget.work(text.len() as u64)?;
+    r.budget.work(text.len() as u64 + end.len() as u64)?;
     let all = text.as_str();
     let Some(kept) = length.checked_sub(end.as_str().chars().count()) else {
         return refuse!("truncate: {length} characters are less than the end has");

@@ -1,6 +1,7 @@
 //! The methods of strings. Each result knows which of its bytes are literal.
 
 use crate::arguments::{Builtin, Given, unsupported};
+use crate::budget::Budget;
 use crate::error::{Eval, refuse};
 use crate::format;
 use crate::render::Renderer;
@@ -54,7 +55,7 @@ pub(super) static METHODS: &[Builtin] = &[
     Builtin("split", "sep maxsplit", split),
     Builtin("splitlines", "keepends", |r, value, given| {
         let text = r.printed(value)?;
-        parts(r, &text, lines(text.as_str(), given.is_set("keepends")))
+        parts(r, &text, lines(r.budget, text.as_str(), given.is_set("keepends"))?)
     }),
     Builtin("startswith", "argument", starts_or_ends),
     Builtin("strip", "chars", strip),
@@ -69,7 +70,7 @@ pub(super) static METHODS: &[Builtin] = &[
 pub(crate) fn strip(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     let (text, chars) = (r.printed(value)?, given.text("chars")?);
     let all = text.as_str();
-    r.budget.work(all.len() as u64 * (1 + chars.as_ref().map_or(0, |chars| chars.len()) as u64 / 8))?;
+    r.budget.work(all.len() as u64 * (1 + chars.as_ref().map_or(0, |chars| chars.len()) as u64))?;
     let matches = |c: char| chars.as_ref().map_or_else(|| is_space(c), |chars| chars.as_str().contains(c));
     let start = if given.callee == "rstrip" { all } else { all.trim_start_matches(matches) };
     let kept = if given.callee == "lstrip" { start } else { start.trim_end_matches(matches) };
@@ -87,6 +88,7 @@ fn parts(r: &Renderer<'_>, text: &Text, ranges: Vec<Range<usize>>) -> Eval {
 fn split(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     let (text, separator, limit) = (r.printed(value)?, given.text("sep")?, given.limit("maxsplit")?);
     let (all, from_right) = (text.as_str(), given.callee == "rsplit");
+    r.budget.find(all, separator.as_ref().map_or("", |part| part.as_str()))?;
     let words = all.split(is_space).filter(|word| !word.is_empty());
     let pieces: Box<dyn Iterator<Item = &str>> =
         match (separator.as_ref().map(|part| part.as_str()), from_right) {
@@ -116,7 +118,8 @@ fn split(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
 }
 
 /// The lines, by every end of line that Python knows.
-pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<Range<usize>> {
+pub(crate) fn lines(budget: &Budget, text: &str, keep_ends: bool) -> Eval<Vec<Range<usize>>> {
+    budget.work(text.len() as u64 * 2)?;
     let is_end = |c: char| {
         let others = ['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}'];
         ('\u{1c}'..='\u{1e}').contains(&c) || others.contains(&c)
@@ -126,13 +129,15 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<Range<usize>> {
     while let Some((length, end)) = text[start..].match_indices(is_end).next() {
         let at = start + length;
         let end = at + if text[at..].starts_with("\r\n") { 2 } else { end.len() };
+        budget.items::<Range<usize>>(1)?;
         found.push(start..if keep_ends { end } else { at });
         start = end;
     }
     if start < text.len() {
+        budget.items::<Range<usize>>(1)?;
         found.push(start..text.len());
     }
-    found
+    Ok(found)
 }
 
 /// `partition` and `rpartition`.
@@ -142,6 +147,7 @@ fn partition(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     if part.is_empty() {
         return refuse!("empty separator");
     }
+    r.budget.find(text.as_str(), part)?;
     let found = if from_left { text.as_str().find(part) } else { text.as_str().rfind(part) };
     let ranges = match found {
         Some(at) => [0..at, at..at + part.len(), at + part.len()..end],
@@ -154,7 +160,8 @@ fn partition(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
 
 /// Replaces at most `limit` occurrences; the replacement keeps its own origin.
 pub(crate) fn replace(r: &Renderer<'_>, text: &Text, old: &str, new: &Text, limit: usize) -> Eval {
-    r.budget.work(text.len() as u64 * 2)?;
+    r.budget.find(text.as_str(), old)?;
+    r.budget.work(text.len() as u64)?;
     let mut out = r.builder();
     let mut start = 0;
     for (at, _) in text.as_str().match_indices(old).take(limit) {
@@ -183,10 +190,10 @@ fn remove(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
 fn starts_or_ends(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     let (text, argument) = (r.printed(value)?, given.required("argument")?);
     let parts = argument.as_list().unwrap_or(std::slice::from_ref(&argument));
-    r.budget.work(parts.len() as u64 * 8)?;
     let mut found = false;
     for part in parts {
         let part = given.as_text(part)?.as_str();
+        r.budget.work(8 + part.len().min(text.len()) as u64 / 4)?;
         let starts = given.callee == "startswith";
         found |= if starts { text.as_str().starts_with(part) } else { text.as_str().ends_with(part) };
     }
@@ -197,8 +204,10 @@ fn starts_or_ends(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
 fn search(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
     let (text, part) = (r.printed(value)?, given.required_text("argument")?);
     let (all, part) = (text.as_str(), part.as_str());
-    r.budget.work(all.len() as u64)?;
+    r.budget.find(all, part)?;
     if given.callee == "count" {
+        // Every byte may be an occurrence.
+        r.budget.work(all.len() as u64)?;
         return Ok((all.matches(part).count() as i64).into());
     }
     match if given.callee.starts_with('r') { all.rfind(part) } else { all.find(part) } {
@@ -231,7 +240,9 @@ pub(crate) fn case(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
 /// Letters in another case: by a method's name, or as `words`, which begin behind white space, `-` and opening
 /// brackets. What a literal character becomes is literal.
 pub(crate) fn change_case(r: &Renderer<'_>, text: &Text, name: &str) -> Eval {
-    r.budget.work(text.len() as u64 * 4)?;
+    // What becomes of a sigma depends on the letters around it.
+    let sigmas = text.as_str().matches('Σ').count();
+    r.budget.work(text.len() as u64 * 4 + sigmas as u64 * 150)?;
     let mut out = r.builder();
     out.markup = text.markup && name != "words";
     // Whether the character before belongs to the same word; for `capitalize`, whether there is one.
@@ -294,13 +305,15 @@ pub(crate) fn pad_to(r: &Renderer<'_>, text: &Text, name: &str, width: usize, fi
 }
 
 fn is_method(r: &mut Renderer<'_>, value: &Value, given: &Given) -> Eval {
-    Ok(is(r.printed(value)?.as_str(), given.callee).into())
+    is(r, &*r.printed(value)?, given.callee)
 }
 
 /// Python's predicates of strings.
-pub(crate) fn is(text: &str, name: &str) -> bool {
+pub(crate) fn is(r: &Renderer<'_>, text: &Text, name: &str) -> Eval {
+    r.budget.work(text.len() as u64 * 8)?;
+    let text = text.as_str();
     let every = |holds: fn(char) -> bool| !text.is_empty() && text.chars().all(holds);
-    match name {
+    let found = match name {
         "isascii" => text.is_ascii(),
         "isprintable" => text.chars().all(is_printable),
         "isalnum" => every(char::is_alphanumeric),
@@ -322,5 +335,6 @@ pub(crate) fn is(text: &str, name: &str) -> bool {
             }
             title
         }
-    }
+    };
+    Ok(found.into())
 }

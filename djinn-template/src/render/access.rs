@@ -15,15 +15,13 @@ impl Renderer<'_> {
     /// in Jinja's sandbox.
     pub(crate) fn attribute(&self, value: &Value, name: &Arc<Text>) -> Eval {
         let key = name.as_str();
+        self.budget.work(10 + key.len() as u64)?;
         if let Some(method) = methods::find(value, key) {
-            return Value::method(value, method);
+            return Value::method(self.budget, value, method);
         }
         let found = match &value.0 {
             Kind::Undefined(missing) => return undefined(missing),
-            Kind::Dict(dict) => {
-                self.budget.work(10)?;
-                dict.entries.get(key).cloned()
-            }
+            Kind::Dict(dict) => dict.entries.get(key).cloned(),
             Kind::Object(at) => match &self.objects[*at] {
                 Object::Namespace(entries) => entries.get(key).cloned(),
                 Object::Joiner { .. } => None,
@@ -63,7 +61,7 @@ impl Renderer<'_> {
             (Some(found), _) => Ok(found),
             (None, Kind::Str(name)) if !matches!(value.0, Kind::Dict(_)) => self.attribute(value, name),
             (None, Kind::Str(name)) => match methods::find(value, name.as_str()) {
-                Some(method) => Value::method(value, method),
+                Some(method) => Value::method(self.budget, value, method),
                 None => Ok(Value::missing(name)),
             },
             _ => Ok(Value::UNDEFINED),
@@ -142,6 +140,7 @@ impl Renderer<'_> {
 
     /// The position of a running loop.
     fn running(&self, id: u64) -> Eval<usize> {
+        self.budget.work(self.loops.len() as u64)?;
         let found = self.loops.iter().rposition(|running| running.id == id);
         found.ok_or_else(|| Fault::Unsupported("`loop` behind its loop's end".into()))
     }
@@ -190,10 +189,11 @@ impl Renderer<'_> {
             return refuse!("cannot assign attribute on non-namespace object");
         };
         crate::functions::check_attribute(name.as_str())?;
-        if entries.get(name.as_str()).is_none() {
+        let name = Key::new(self.budget, Value(Kind::Str(name.clone())))?;
+        if !entries.contains_key(&name) {
             self.budget.items::<[Value; 3]>(1)?;
         }
-        entries.insert(Key::new(self.budget, Value(Kind::Str(name.clone())))?, value);
+        entries.insert(name, value);
         Ok(())
     }
 }

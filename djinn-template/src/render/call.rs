@@ -8,8 +8,7 @@ use crate::functions;
 use crate::methods;
 use crate::printable::one_line;
 use crate::text::Text;
-use crate::value::{Closure, Key, Kind, Value, undefined};
-use indexmap::IndexMap;
+use crate::value::{Closure, Kind, Value, undefined};
 use std::sync::Arc;
 
 impl<'t> Renderer<'t> {
@@ -90,17 +89,21 @@ impl<'t> Renderer<'t> {
     fn bind_parameters(&mut self, defined: &'t ast::Macro, caller: Option<Value>, args: Args) -> Eval<()> {
         let names = &self.tree.names;
         let shown = || one_line(names[defined.name].as_str());
-        let Args { positional, mut named } = args;
-        let by_name = |named: &mut Vec<(Arc<Text>, Value)>, name: Name| {
-            let at = named.iter().position(|(given, _)| given.as_str() == names[name].as_str());
-            at.map(|at| named.remove(at).1)
+        let by_name = |args: &mut Args, name: Name| -> Eval<Option<Value>> {
+            let at = args.position(self.budget, names[name].as_str())?;
+            Ok(at.map(|at| args.named.remove(at).1))
         };
         let has_caller = caller.is_some();
-        let (mut positional, mut caller) = (positional.into_iter(), caller);
+        let (mut args, mut caller) = (args, caller);
+        let mut positional = std::mem::take(&mut args.positional).into_iter();
         for (parameter, default) in &defined.parameters {
-            let given = match (positional.next(), by_name(&mut named, *parameter)) {
+            let given = match (positional.next(), by_name(&mut args, *parameter)?) {
                 (Some(_), Some(_)) => {
-                    return refuse!("macro '{}' got '{}' twice", shown(), names[*parameter].as_str());
+                    return refuse!(
+                        "macro '{}' got '{}' twice",
+                        shown(),
+                        one_line(names[*parameter].as_str())
+                    );
                 }
                 (given, None) | (None, given) => given,
             };
@@ -113,7 +116,7 @@ impl<'t> Renderer<'t> {
             self.set(*parameter, value)?;
         }
         if defined.uses.caller {
-            let given = by_name(&mut named, ast::CALLER).or(caller);
+            let given = by_name(&mut args, ast::CALLER)?.or(caller);
             self.set(ast::CALLER, given.unwrap_or_else(|| Value::missing(&names[ast::CALLER])))?;
         } else if has_caller {
             return refuse!("macro '{}' does not use `caller`", shown());
@@ -126,12 +129,8 @@ impl<'t> Renderer<'t> {
             return refuse!("macro '{}' takes not more than {takes} argument(s)", shown());
         }
         if defined.uses.kwargs {
-            let mut entries = IndexMap::new();
-            for (key, value) in named {
-                entries.insert(Key::new(self.budget, Value(Kind::Str(key)))?, value);
-            }
-            self.set(ast::KWARGS, Value::dict(self.budget, entries)?)?;
-        } else if let Some((unknown, _)) = named.first() {
+            self.set(ast::KWARGS, args.mapping(self.budget)?)?;
+        } else if let Some((unknown, _)) = args.named.first() {
             let unknown = one_line(unknown.as_str());
             return refuse!("macro '{}' takes no keyword argument '{unknown}'", shown());
         }

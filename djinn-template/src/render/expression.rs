@@ -27,6 +27,7 @@ impl<'t> Renderer<'t> {
             Expr::Dict(pairs) => self.dict(pairs),
             Expr::Signed(signs, value) => {
                 let value = self.eval(value)?;
+                self.budget.work(signs.len() as u64 * 8)?;
                 signs.iter().rev().try_fold(value, |value, minus| signed(*minus, &value))
             }
             Expr::Not(doubled, value) => Ok((truth(&self.eval(value)?) == *doubled).into()),

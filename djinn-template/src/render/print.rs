@@ -1,10 +1,11 @@
 //! Values as text: Python's `str` and `repr`.
 
 use super::Renderer;
+use crate::budget::FLOAT;
 use crate::error::{Eval, refuse};
 use crate::functions::Object;
 use crate::numbers::float;
-use crate::text::{Text, TextBuilder};
+use crate::text::{Text, TextBuilder, push_hex};
 use crate::value::{Key, Kind, Seq, SeqKind, Value};
 use std::sync::Arc;
 
@@ -37,7 +38,10 @@ impl Renderer<'_> {
             Kind::None => out.plain("None"),
             Kind::Bool(value) => out.plain(if *value { "True" } else { "False" }),
             Kind::Int(value) => out.plain(&value.to_string()),
-            Kind::Float(value) => out.plain(&float(*value)),
+            Kind::Float(value) => {
+                self.budget.work(FLOAT)?;
+                out.plain(&float(*value))
+            }
             Kind::Str(text) => self.quoted(out, text),
             Kind::Seq(seq) => self.repr_sequence(out, seq),
             Kind::Dict(dict) => self.repr_entries(out, "{", dict.entries.iter(), "}"),
@@ -97,6 +101,8 @@ impl Renderer<'_> {
     fn quoted(&self, out: &mut TextBuilder<'_>, text: &Text) -> Eval<()> {
         let double = text.as_str().contains('\'') && !text.as_str().contains('"');
         let quote = if double { "\"" } else { "'" };
+        // Of each character it is found out whether it prints.
+        self.budget.work(text.len() as u64 * 8)?;
         out.plain(quote)?;
         out.chars(text, |out, c| escape(out, c, double))?;
         out.plain(quote)
@@ -112,11 +118,15 @@ fn escape(out: &mut String, c: char, double: bool) {
         '\r' => out.push_str("\\r"),
         '\t' => out.push_str("\\t"),
         _ if is_printable(c) => out.push(c),
-        _ => out.push_str(&match u32::from(c) {
-            code @ ..=0xff => format!("\\x{code:02x}"),
-            code @ ..=0xffff => format!("\\u{code:04x}"),
-            code => format!("\\U{code:08x}"),
-        }),
+        _ => {
+            let (front, digits) = match u32::from(c) {
+                ..=0xff => ("\\x", 2),
+                ..=0xffff => ("\\u", 4),
+                _ => ("\\U", 8),
+            };
+            out.push_str(front);
+            push_hex(out, c.into(), digits);
+        }
     }
 }
 

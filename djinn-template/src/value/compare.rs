@@ -61,7 +61,8 @@ pub(crate) fn equal(budget: &Budget, a: &Value, b: &Value) -> Eval<bool> {
                 if !same || Arc::ptr_eq(a, b) {
                     break;
                 }
-                budget.work(8 + key.as_str().map_or(0, str::len) as u64)?;
+                budget.work(20)?;
+                Key::look_at(budget, &key.0)?;
                 same = b.entries.get(key).map_or(Ok(false), |other| equal(budget, value, other))?;
             }
             same
