@@ -125,6 +125,35 @@ def slow(rng):
     return f"{{% set s = '{'a' * min(size, 100_000)}' %}}{{% for i in range({turns}) %}}{{% for j in range({turns}) %}}{{% set x = {work} %}}{{% endfor %}}{{% endfor %}}"
 
 
+LARGE = [
+    ("", "s.startswith((s,) * 1000000)"), ("", "s.endswith(t)"), ("{% set d = {s: 1, 'x': 2} %}", "'%(' ~ s ~ ')s' % d"), ("{% set d = {s: 1, 'x': 2} %}{% set f = '%(' ~ s ~ ')s' %}", "f % d"),
+    ("{% set d = {s: 1, 'x': 2} %}", "'' | format(**d)"), ("{% set d = {(s,): 1, 2: 3} %}{% set e = {(s ~ '',): 1, 2: 3} %}", "d == e"), ("{% set d = {s: 1, 'x': 2} %}", "d[t]"), ("", "s == t"), ("", "(s,) < (t,)"),
+    ("{% set d = {'a': 1, 'b': 2} %}", "d.NAME"), ("{% set d = namespace(a=1, b=2) %}", "d.NAME"), ("{% macro m(PARAMETERS) %}{{ kwargs }}{% endmacro %}{% set e = dict(range(N)|map('string')|batch(2)) %}", "m(**e)"),
+    ("{% set e = dict(range(N)|map('string')|batch(2)) %}", "('{z}' * N).format(**dict(e, z=''))"), ("{% macro m(NAME) %}{{ kwargs }}{% endmacro %}{% set e = dict(range(100)|map('string')|map('center', 90000)|batch(2)) %}", "m(**e)"),
+    ("", "'%.10000g' % 1.1e-300"), ("", "'%.10000e' % 1.1e300"), ("", "'{:,.10000f}'.format(1.1e300)"), ("", "'%.10000d' % 1"), ("", "'%f' % 1.7976931348623157e308"), ("", "1.1e300 | round(300)"), ("", "5e-324 | string"),
+    ("", "1e308 % 3e-323"), ("", "'a'.find(s)"), ("", "'a'.count(s)"), ("", "'a'.replace(s, '')"), ("", "'a' | replace(s, '')"), ("", "'a'.split(s)"), ("", "'a'.rsplit(s)"), ("", "'a'.partition(s)"), ("", "s.count('a')"), ("", "s.find('a' * 1000 ~ 'b' ~ 'a' * 1000)"),
+    ("{% set t = '\\n' * N * 10 %}", "t.splitlines()"), ("{% set t = '\\n' * N * 10 %}", "t | indent"), ("", "'abc' | truncate(1000000000, end=s, leeway=0)"), ("{% set t = 'é' * N %}", "t.isprintable()"), ("{% set t = '​' * 1000 %}", "[t] | string"),
+    ("{% set t = '\\x01' * 1000 %}", "t | tojson"), ("{% set t = 'é' * 1000 %}", "t | tojson(ensure_ascii=true)"), ("{% set t = 'é' * 1000 %}", "t | urlencode"), ("{% set t = 'Σ' * N %}", "t.lower()"), ("{% set t = '1_' * N ~ 1 %}", "t | int"), ("{% set t = '1' * N %}", "t | float"),
+    ("{% set t = 'é' * 50000 %}{% set c = 'ĩ' * 1000 ~ 'é' %}", "t.strip(c)"), ("{% set f = '%' ~ '-' * N ~ 'd' %}", "f % 1"), ("{% set f = '{' ~ '0' * N ~ '}' %}", "f.format(1)"), ("", "MINUS1"), ("{% set l = loop %}", "l.index"),
+    ("", "1.5 | round(-2147483648)"), ("", "range(0, 9223372036854775807, 4611686018427387904)[::1099511627776][::1099511627776]"), ("{% set l = range(100000) | list %}", "l | sort"), ("{% set l = [s, t] * 1000 %}", "l | unique | list"), ("{% set l = [s, t] * 1000 %}", "l | sort"),
+    ("{% set l = [[s], [t]] * 1000 %}", "l | groupby(0)"), ("{% set l = [s, t] * 1000 %}", "s ~ '' in l"), ("{% set l = [s, t] * 1000 %}", "l | max"),
+]
+
+
+def large(rng):
+    """One operation whose cost lies in what it compares, hashes, searches or formats."""
+    setup, work = rng.choice(LARGE)
+    n = rng.choice([1_000, 100_000, 5_000_000])
+    many = min(n, 100_000)
+    filled = [
+        text.replace("NAME", "a" * min(n, 900_000)).replace("PARAMETERS", ", ".join(f"a{i}" for i in range(min(n, 5_000)))).replace("MINUS", "-" * min(n, 900_000))
+        .replace("range(N)", f"range({many})").replace("N", str(n))
+        for text in (setup, work)
+    ]
+    begin = f"{{% set s = 'ab' * {n} %}}{{% set t = s ~ '' %}}{{% set r = range(100000) %}}{{% for first in [1] %}}{filled[0]}"
+    return begin + f"{{% for i in r %}}{{% for j in r %}}{{% set x = {filled[1]} %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}"
+
+
 def recurse(rng):
     return rng.choice([
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('x') }}",
@@ -159,7 +188,7 @@ def mutated_template(rng):
 
 
 def template_case(rng, folder):
-    make = rng.choice([chain, nest, grow, grow_value, grow_value, slow, slow, recurse, soup, mutated_template])
+    make = rng.choice([chain, nest, grow, grow_value, grow_value, slow, slow, large, large, recurse, soup, mutated_template])
     (folder / "chat_template.jinja").write_text(make(rng), errors="surrogatepass")
     base_tokenizer(rng, folder)
     return make.__name__, [rng.choice([["run", ".", "hi", "-n", "1", "-q"], ["plan", ".", "-q"]])] if rng.random() < 0.2 else [["run", ".", "hi", "-n", "1", "-q"]], b""
