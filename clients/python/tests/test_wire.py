@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +336,15 @@ def test_sessions_are_moved(fake: Fake, tmp_path: Path) -> None:
     with pytest.raises(djinn.NotFound):
         djinn.Session(fake.client._http, "gone", None).export(tmp_path / "t")
     assert not (tmp_path / "t").exists()
+
+    def broken() -> Iterator[bytes]:
+        yield b"x" * 3_000_000
+        raise httpx.ReadError("the connection broke off")
+
+    fake.on("GET", "/v1/sessions/broken/export", lambda _: httpx.Response(200, content=broken()))
+    with pytest.raises(djinn.ServerUnreachable):
+        djinn.Session(fake.client._http, "broken", None).export(tmp_path / "t")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_signals(fake: Fake) -> None:

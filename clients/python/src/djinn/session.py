@@ -264,10 +264,16 @@ class Session:
         self._ask("DELETE")
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file that :meth:`djinn.Djinn.import_session` reads."""
-        with self._http.stream(self._path("export"), self._query({})) as answer, Path(path).open("wb") as file:
-            for piece in answer.iter_bytes():
-                file.write(piece)
+        """Writes it to a file that :meth:`djinn.Djinn.import_session` reads. The file is there once it is whole."""
+        part = Path(f"{os.fspath(path)}.part")
+        with self._http.stream(self._path("export"), self._query({})) as answer:
+            try:
+                with part.open("wb") as file:
+                    for piece in answer.iter_bytes():
+                        file.write(piece)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
 
 
 def _range(bounds: range | tuple[int | None, int | None]) -> dict[str, int]:
