@@ -167,7 +167,7 @@ pub(crate) fn in_words(error: &serde_json::Error) -> String {
     let Some((found, expected)) = text.rsplit_once(", expected ") else { return text };
     let expected = match expected {
         "f32" | "f64" => "a number",
-        "i64" => "a whole number",
+        "i64" | "i128" => "a whole number",
         "i32" => "a whole number from -2147483648 to 2147483647",
         "u8" => "a whole number from 0 to 255",
         "u16" => "a whole number from 0 to 65535",

@@ -107,8 +107,8 @@ fn sampling(fields: &Fields, model: &ServedModel) -> Result<Sampling, ApiError> 
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         logit_bias: logit_bias(fields, model)?,
-        // Clients also send negative ones.
-        seed: fields.read::<i64>("seed")?.map_or_else(|| random() >> 32, |seed| seed as u64),
+        // Clients also send negative ones, and those of 64 bits without a sign.
+        seed: fields.read::<i128>("seed")?.map_or_else(|| random() >> 32, |seed| seed as u64),
     })
 }
 

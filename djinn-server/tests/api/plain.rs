@@ -158,6 +158,7 @@ fn answers_differ_by_seed_and_are_the_same_again() {
     assert_eq!(first, ask(7));
     assert!(first[0] != first[1] && first[1] != first[2], "{first:?}");
     assert_eq!(ask(8)[0], first[1], "each answer has the next seed");
+    assert_eq!(ask(u64::MAX)[1], ask(0)[0], "all numbers of 64 bits are seeds");
 }
 
 #[test]
@@ -238,6 +239,7 @@ fn what_a_field_takes_is_told_in_words() {
         (json!({ "max_tokens": 0 }), "max_tokens", "give 1 or more"),
         (json!({ "max_tokens": 1.5 }), "max_tokens", "expected a whole number from 0"),
         (json!({ "seed": "x" }), "seed", "expected a whole number"),
+        (json!({ "seed": 1.5 }), "seed", "expected a whole number"),
         (json!({ "stop_token_ids": 5 }), "stop_token_ids", "expected a list"),
         (
             json!({ "stop_token_ids": [5, -1] }),
