@@ -153,7 +153,10 @@ pub const CHAT: Endpoint = Endpoint {
         STOP,
         STOP_TOKEN_IDS,
         IGNORE_EOS,
-        yes("logprobs", "of the model's own logits, before penalties and filters"),
+        yes(
+            "logprobs",
+            "of the model's own logits, before penalties and filters; `bytes` are each token's, also of a part of a character",
+        ),
         yes("top_logprobs", "0 to 20, with `logprobs`"),
         PRIORITY,
         CACHE_SALT,
@@ -254,7 +257,10 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         STOP,
         STOP_TOKEN_IDS,
         IGNORE_EOS,
-        yes("logprobs", "0 to 20 alternatives; of the model's own logits, before penalties and filters"),
+        yes(
+            "logprobs",
+            "0 to 20 alternatives; of the model's own logits, before penalties and filters. A part of a character is spelled by its bytes, as `bytes:\\xf0`",
+        ),
         yes("echo", "the prompt goes before each answer; not together with `logprobs`"),
         yes("add_special_tokens", "vLLM's: `false` adds no BOS to a text"),
         yes(

@@ -4,7 +4,7 @@ mod applied;
 mod lease;
 mod text;
 
-pub use text::{Piece, TokenInfo};
+pub use text::{Piece, SpelledToken, TokenInfo};
 
 use crate::facts::{Generated, RequestFacts};
 use crate::model::{ServedModel, Told};

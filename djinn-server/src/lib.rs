@@ -36,7 +36,9 @@ mod write_times;
 
 pub use debug::is_residual;
 pub use error::{ApiError, Error, Result};
-pub use generate::{Answers, FinishReason, GenerateRequest, OutputForm, Piece, TokenInfo, TokenUsage};
+pub use generate::{
+    Answers, FinishReason, GenerateRequest, OutputForm, Piece, SpelledToken, TokenInfo, TokenUsage,
+};
 pub use grammar::{COMPILE_LIMIT, CallForm, GrammarError, Grammars, calls_schema};
 pub use guard::{AccessRules, Keys};
 pub use listen::{BoundServer, Reload, Stop};

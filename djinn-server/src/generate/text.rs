@@ -6,6 +6,7 @@ use crate::{ApiError, OutputEvent, OutputParser, ToolFormat};
 use djinn_engine::{Finish, TokenLogprobs};
 use djinn_models::Tokenizer;
 use djinn_models::tokenizer::{StopStrings, TextStream};
+use std::borrow::Cow;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The parts of an answer that a token makes certain.
@@ -52,12 +53,23 @@ impl Piece {
 /// A token with its log-probability and those of the best alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenInfo {
-    /// Its text. Bytes that are not valid UTF-8 are U+FFFD.
-    pub text: String,
+    /// What it stands for.
+    pub token: SpelledToken,
     /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// Texts and log-probabilities of the most probable tokens, best first.
-    pub top: Vec<(String, f32)>,
+    /// Characters of the answer that are complete with it.
+    pub characters: usize,
+    /// The most probable tokens and their log-probabilities, best first.
+    pub top: Vec<(SpelledToken, f32)>,
+}
+
+/// What a token stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpelledToken {
+    /// Its text. Bytes that are not valid UTF-8 are U+FFFD.
+    pub text: String,
+    /// Its bytes, which may be a part of a character.
+    pub bytes: Vec<u8>,
 }
 
 /// Turns one answer's tokens into text.
@@ -180,6 +192,9 @@ impl Speaking {
         if finish.is_some() {
             text += &stream.finish();
         }
+        if let Some(info) = &mut piece.token {
+            info.characters = text.chars().count();
+        }
         let scan = self.stops.push(&text);
         piece.events = self.parser.push(&scan.text);
         if scan.stopped {
@@ -208,18 +223,23 @@ impl Speaking {
     }
 
     fn info(&self, token: u32, logprobs: &TokenLogprobs) -> TokenInfo {
-        let text = |token: u32| {
-            let decoded = self.tokenizer.as_ref().map(|tokenizer| {
-                let mut stream = tokenizer.stream(false).continuing();
-                let mut text = stream.push(token).unwrap_or_default();
-                text += &stream.finish();
-                text
-            });
-            decoded.unwrap_or_else(|| format!("token_id:{token}"))
-        };
-        let top = logprobs.top.iter().map(|&(token, logprob)| (text(token), logprob)).collect();
-        TokenInfo { text: text(token), logprob: logprobs.chosen, top }
+        let spelled = |token| spelled(self.tokenizer.as_ref(), token);
+        let top = logprobs.top.iter().map(|&(token, logprob)| (spelled(token), logprob)).collect();
+        TokenInfo { token: spelled(token), logprob: logprobs.chosen, characters: 0, top }
     }
+}
+
+/// A token's text and bytes. A special token has those of its name.
+fn spelled(tokenizer: Option<&Tokenizer>, token: u32) -> SpelledToken {
+    let Some(tokenizer) = tokenizer else {
+        let text = format!("token_id:{token}");
+        return SpelledToken { bytes: text.clone().into_bytes(), text };
+    };
+    let mut stream = tokenizer.stream(false).continuing();
+    let mut text = stream.push(token).unwrap_or_default();
+    text += &stream.finish();
+    let bytes = tokenizer.token_bytes(token).map_or_else(|| text.clone().into_bytes(), Cow::into_owned);
+    SpelledToken { text, bytes }
 }
 
 #[cfg(test)]

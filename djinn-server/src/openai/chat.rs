@@ -9,7 +9,7 @@ use crate::fields::CHAT;
 use crate::model::ServedModel;
 use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
-use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, Piece, TokenInfo};
+use crate::{Answers, ApiError, FinishReason, GenerateRequest, OutputEvent, Piece, SpelledToken, TokenInfo};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -96,14 +96,14 @@ struct Logprob<'a> {
 }
 
 impl<'a> Logprob<'a> {
-    fn new(token: &'a str, logprob: f32) -> Self {
-        Logprob { token, logprob: finite(logprob), bytes: token.as_bytes() }
+    fn new(token: &'a SpelledToken, logprob: f32) -> Self {
+        Logprob { token: &token.text, logprob: finite(logprob), bytes: &token.bytes }
     }
 }
 
 pub(super) fn logprob(token: &TokenInfo) -> Value {
-    let top: Vec<_> = token.top.iter().map(|(text, logprob)| Logprob::new(text, *logprob)).collect();
-    let own = Logprob::new(&token.text, token.logprob);
+    let top: Vec<_> = token.top.iter().map(|(token, logprob)| Logprob::new(token, *logprob)).collect();
+    let own = Logprob::new(&token.token, token.logprob);
     json!({ "token": own.token, "logprob": own.logprob, "bytes": own.bytes, "top_logprobs": top })
 }
 

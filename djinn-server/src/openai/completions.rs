@@ -8,7 +8,7 @@ use crate::fields::COMPLETIONS;
 use crate::model::ServedModel;
 use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
-use crate::{Answers, ApiError, FinishReason, GenerateRequest, Piece, TokenInfo};
+use crate::{Answers, ApiError, FinishReason, GenerateRequest, Piece, SpelledToken, TokenInfo};
 use serde_json::{Map, Value, json};
 
 /// The most prompts of a request, and the most answers to all of them together.
@@ -125,18 +125,30 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
     let mut offsets = Vec::new();
     for token in tokens {
         offsets.push(*offset);
-        *offset += token.text.chars().count();
+        *offset += token.characters;
     }
     let top = |token: &TokenInfo| {
-        let entries = token.top.iter().map(|(text, logprob)| (text.clone(), json!(finite(*logprob))));
+        let entries = token.top.iter().map(|(token, logprob)| (spelling(token), json!(finite(*logprob))));
         Value::Object(entries.collect::<Map<_, _>>())
     };
     json!({
-        "tokens": tokens.iter().map(|token| token.text.as_str()).collect::<Vec<_>>(),
+        "tokens": tokens.iter().map(|token| spelling(&token.token)).collect::<Vec<_>>(),
         "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
         "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
         "text_offset": offsets,
     })
+}
+
+/// A token's text; of one that ends within a character its bytes, so that different tokens are spelled differently.
+fn spelling(token: &SpelledToken) -> String {
+    if std::str::from_utf8(&token.bytes).is_ok() {
+        return token.text.clone();
+    }
+    let byte = |&byte: &u8| match byte {
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    };
+    format!("bytes:{}", token.bytes.iter().map(byte).collect::<String>())
 }
 
 /// An answer under construction.

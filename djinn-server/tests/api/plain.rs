@@ -213,6 +213,49 @@ fn log_probabilities_are_those_of_the_model() {
     shared().refused(TEXT, &completion("Hi", json!({ "logprobs": 1, "echo": true })), "logprobs");
 }
 
+/// Of a character in several tokens, each token tells its own bytes, and the text grows with the last.
+#[test]
+fn log_probabilities_of_a_split_character_have_its_bytes() {
+    let files = Arc::new(Files::new());
+    // The tokens below 32 are bytes that are no characters.
+    let bytes = |token: usize| "😀".as_bytes().get(token).copied().unwrap_or(0xc0 + token as u8);
+    let spelled = |byte: u8| match byte {
+        0x80..=0xa0 => char::from_u32(0x122 + u32::from(byte) - 0x80).unwrap(),
+        byte => char::from(byte),
+    };
+    let path = files.path().join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    vocab.retain(|_, id| id.as_u64().unwrap() >= 32);
+    vocab.extend((0..32).map(|token| (spelled(bytes(token)).to_string(), token.into())));
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let model = files.load(&Serving { sequences: 2, ..Serving::default() });
+    let running = Running::start(&files, Server::new().named(["tiny"], model));
+    // Each token is the likeliest one until it was chosen.
+    let more = json!({
+        "logit_bias": { "0": 100, "1": 80, "2": 60, "3": 40, "65": 20 }, "repetition_penalty": 10,
+        "max_tokens": 5, "logprobs": 20,
+    });
+    let choice = running.target.ok(TEXT, &completion("Hi", more.clone()))["choices"][0].clone();
+    assert_eq!(choice["text"], "😀A");
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", "A"]));
+    assert_eq!(logprobs["text_offset"], json!([0, 0, 0, 0, 1]));
+    for top in logprobs["top_logprobs"].as_array().unwrap() {
+        assert_eq!(top.as_object().unwrap().len(), 20, "{top}");
+    }
+    let mut more = more;
+    (more["logprobs"], more["top_logprobs"]) = (json!(true), json!(20));
+    let choice = running.target.ok(CHAT, &chat("Hi", more))["choices"][0].clone();
+    assert_eq!(choice["message"]["content"], "😀A");
+    let tokens = choice["logprobs"]["content"].as_array().unwrap();
+    let told = |token: &Value| serde_json::from_value::<Vec<u8>>(token["bytes"].clone()).unwrap();
+    assert_eq!(tokens.iter().flat_map(told).collect::<Vec<_>>(), "😀A".as_bytes());
+    let top = tokens[0]["top_logprobs"].as_array().unwrap();
+    let partial: Vec<&Value> = top.iter().filter(|token| token["token"] == "\u{fffd}").collect();
+    assert!(!partial.is_empty() && partial.iter().all(|token| told(token).len() == 1), "{top:?}");
+}
+
 #[test]
 fn biases_and_penalties_change_the_text() {
     let text = |more: Value| {
