@@ -9,7 +9,7 @@ use crate::server::{ApiRequest, Server};
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{FromRequest, Query, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -25,6 +25,10 @@ const OPEN: [&str; 3] = ["/", "/health", "/ready"];
 /// Longest id that a client may give its request.
 const LONGEST_ID: usize = 128;
 const REQUEST_ID: &str = "x-request-id";
+/// Headers of responses that a page of an allowed origin may read.
+const EXPOSED: &str = "x-request-id, retry-after, content-disposition";
+/// Longest list of headers that a preflight request may name.
+const LONGEST_NAMES: usize = 2048;
 
 /// The tenant of the request's key; `None` if no key is needed.
 pub(crate) type Asker = Option<Extension<Tenant>>;
@@ -65,7 +69,7 @@ pub(crate) async fn guard(
     };
     let (mut response, origin) = match admit(&server, &request, &mut record) {
         Err(error) => (error.into_response(), None),
-        Ok(origin) if request.method() == Method::OPTIONS => (preflight(), origin),
+        Ok(origin) if request.method() == Method::OPTIONS => (preflight(&request), origin),
         Ok(origin) => {
             if let Some(tenant) = record.tenant {
                 request.extensions_mut().insert(tenant);
@@ -84,6 +88,7 @@ pub(crate) async fn guard(
     if let Some(origin) = origin.and_then(|origin| HeaderValue::from_str(&origin).ok()) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
     }
     // The record belongs to the body: it is logged when the body was sent, or its client has left.
     response.map(|body| {
@@ -124,16 +129,25 @@ fn in_own_form(response: Response<Body>) -> Response<Body> {
     ApiError::refused(response.status(), message).into_response()
 }
 
-/// The response to a browser's preflight request.
-fn preflight() -> Response<Body> {
+/// The response to a browser's preflight request. A page of an allowed origin may send any header, since clients
+/// have many of their own.
+fn preflight(request: &Request) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT, DELETE"));
-    let allowed = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
-    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    let asked =
+        request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).filter(|names| are_names(names));
+    let usual = || HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.cloned().unwrap_or_else(usual));
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     response
+}
+
+/// Whether a header's value is a list of headers' names, of bounded length.
+fn are_names(value: &HeaderValue) -> bool {
+    let is_name = |name: &str| HeaderName::from_bytes(name.trim().as_bytes()).is_ok();
+    value.to_str().is_ok_and(|names| names.len() <= LONGEST_NAMES && names.split(',').all(is_name))
 }
 
 /// The client's id for the request, or a new one.

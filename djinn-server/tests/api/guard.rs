@@ -52,6 +52,22 @@ fn pages_of_other_origins_and_names_of_other_hosts_are_refused() {
         guarded().target.with("origin", "https://good.example").send("OPTIONS", "/v1/models", b"");
     assert_eq!(preflight.status, 204);
     assert!(preflight.header("access-control-allow-headers").unwrap().contains("authorization"));
+    let asks = |names: &str| {
+        let page = guarded().target.with("origin", "https://good.example");
+        let reply = page.with("access-control-request-headers", names).send("OPTIONS", "/v1/models", b"");
+        reply.header("access-control-allow-headers").unwrap().to_owned()
+    };
+    let usual = asks("");
+    let names = "authorization,content-type, X-Stainless-Lang,anthropic-version";
+    assert_eq!(asks(names), names);
+    for wrong in ["a b", "x-a;x-b", "x-a,", &"x".repeat(2049)] {
+        assert_eq!(asks(wrong), usual, "{wrong:.20}");
+    }
+    for reply in [&reply, &preflight] {
+        let exposed = reply.header("access-control-expose-headers").unwrap();
+        assert!(exposed.contains("x-request-id") && exposed.contains("retry-after"), "{exposed}");
+    }
+    assert_eq!(target.get("/v1/models").header("access-control-expose-headers"), None);
     assert_eq!(
         guarded().target.with("origin", "https://evil.example").send("OPTIONS", "/v1/models", b"").status,
         403
