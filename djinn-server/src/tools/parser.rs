@@ -485,7 +485,10 @@ impl OutputParser {
         match format {
             _ if held.is_empty() => {}
             ToolFormat::Hermes if held == "</tool_call>" => self.close(),
-            ToolFormat::Hermes if "</tool_call>".starts_with(held) => {}
+            // The next call, where the model leaves out the end of the last one.
+            ToolFormat::Hermes if held == "<tool_call>" => self.state = State::Opened,
+            ToolFormat::Hermes if ["</tool_call>", "<tool_call>"].iter().any(|tag| tag.starts_with(held)) => {
+            }
             ToolFormat::Llama3Json if held == ";" || held == "," => {}
             ToolFormat::Llama3Json if c.is_whitespace() => {}
             ToolFormat::Llama3Json if c == '{' => self.again(out),

@@ -82,6 +82,13 @@ fn every_form_is_read() {
             "f{\"a\": 1}",
         ),
         (Hermes, "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call> and more", "f{}| and more"),
+        (
+            Hermes,
+            "<tool_call>{\"name\":\"f\"}\n<tool_call>\n{\"name\":\"g\"}<tool_call>{\"name\":\"h\"}</tool_call>",
+            "f{}|g{}|h{}",
+        ),
+        (Hermes, "<tool_call>{\"name\":\"f\"}<tool_call>x", "f{}|<tool_call>x"),
+        (Hermes, "<tool_call>{\"name\":\"f\"}<tool>", "f{}|<tool>"),
         (Llama3Json, "{\"name\": \"f\", \"parameters\": {\"a\": \"x\"}}", "f{\"a\": \"x\"}"),
         (Llama3Json, " <|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}", "f{}"),
         (
