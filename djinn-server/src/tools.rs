@@ -15,6 +15,7 @@ mod pythonic;
 
 pub use format::{ReasoningMode, ToolFormat};
 pub use parser::{OutputEvent, OutputParser};
+pub(crate) use pythonic::is_name as is_python_name;
 
 #[cfg(test)]
 mod tests;

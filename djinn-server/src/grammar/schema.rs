@@ -1,6 +1,8 @@
 //! Schemas before they are compiled: bounds, options, and the schema of tool calls.
 
 use super::GrammarError;
+use crate::tools::is_python_name;
+use djinn_models::printable::one_line;
 use serde_json::{Map, Value, json};
 
 /// The most values of a schema: objects, lists, strings, …
@@ -95,6 +97,12 @@ pub(super) fn pythonic(functions: &[(String, Value)]) -> Result<String, GrammarE
         };
         rules += &format!("call_{at}: {} head_{at}_0 \")\"\n", quoted(&format!("{name}(")));
         for (place, (property, value)) in properties.iter().enumerate() {
+            if !is_python_name(property) {
+                let property = one_line(property);
+                let why =
+                    format!("the model writes calls in Python, where `{property}` is no argument's name");
+                return Err(GrammarError::Refused(why));
+            }
             let mut value = match value {
                 Value::Object(map) => map.clone(),
                 _ => Map::new(),

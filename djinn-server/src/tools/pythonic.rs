@@ -52,7 +52,7 @@ pub(super) fn arguments(text: &str) -> Option<String> {
             literal.json.push(',');
         }
         let name = literal.word();
-        if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
+        if !is_name(&name) {
             return None;
         }
         literal.quote(&name);
@@ -68,6 +68,15 @@ pub(super) fn arguments(text: &str) -> Option<String> {
     }
     literal.json.push('}');
     Some(literal.json)
+}
+
+/// Whether a text can stand before the `=` of an argument.
+pub(crate) fn is_name(text: &str) -> bool {
+    !text.is_empty() && !text.starts_with(|c: char| c.is_ascii_digit()) && text.chars().all(is_word)
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 /// Reads Python literals and writes JSON.
@@ -87,7 +96,7 @@ impl Literal<'_> {
 
     fn word(&mut self) -> String {
         let mut word = String::new();
-        while let Some(c) = self.chars.next_if(|&c| c.is_alphanumeric() || c == '_') {
+        while let Some(c) = self.chars.next_if(|&c| is_word(c)) {
             word.push(c);
         }
         word

@@ -61,6 +61,25 @@ fn a_token_does_not_skip_the_beginning_of_a_call() {
 }
 
 #[test]
+fn arguments_that_python_cannot_name_are_refused() {
+    let form = |name: &str| CallForm {
+        format: ToolFormat::Pythonic,
+        functions: vec![("f".to_owned(), json!({ "properties": { name: { "type": "string" } } }))],
+        markers: Vec::new(),
+        reasoning: ReasoningMode::Off,
+    };
+    for good in ["my_arg", "a1", "größe"] {
+        assert!(grammars().calls(&form(good), None).is_ok(), "{good}");
+    }
+    for bad in ["my-arg", "1a", "", "a b"] {
+        match grammars().calls(&form(bad), None).err() {
+            Some(GrammarError::Refused(why)) => assert!(why.contains("no argument's name"), "{why}"),
+            other => panic!("{bad}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn definitions_are_not_repeated_beyond_bounds() {
     let properties: serde_json::Map<_, _> = (0..4000).map(|at| (format!("p{at}"), json!({}))).collect();
     let schema = json!({ "properties": properties, "$defs": { "a": { "const": "x".repeat(200 << 10) } } });
