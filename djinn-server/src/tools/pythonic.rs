@@ -220,9 +220,9 @@ impl Literal<'_> {
             '0' => '\0',
             '\\' | '\'' | '"' => c,
             '\n' => return Some(()),
-            'x' => self.code(2)?,
-            'u' => self.code(4)?,
-            'U' => self.code(8)?,
+            'x' => char::from_u32(self.code(2)?)?,
+            'u' => self.unit()?,
+            'U' => char::from_u32(self.code(8)?)?,
             // As Python does, with a warning.
             _ => {
                 text.push('\\');
@@ -233,12 +233,23 @@ impl Literal<'_> {
         Some(())
     }
 
-    /// The character whose number comes next, in hexadecimal digits.
-    fn code(&mut self, digits: u32) -> Option<char> {
+    /// The character of `\u`. Models also write JSON's pairs of surrogates.
+    fn unit(&mut self) -> Option<char> {
+        let first = self.code(4)? as u16;
+        if !(0xd800..0xdc00).contains(&first) {
+            return char::from_u32(first.into());
+        }
+        self.expect('\\')?;
+        self.expect('u')?;
+        char::decode_utf16([first, self.code(4)? as u16]).next()?.ok()
+    }
+
+    /// The number that comes next, in hexadecimal digits.
+    fn code(&mut self, digits: u32) -> Option<u32> {
         let mut code = 0;
         for _ in 0..digits {
             code = code * 16 + self.chars.next()?.to_digit(16)?;
         }
-        char::from_u32(code)
+        Some(code)
     }
 }

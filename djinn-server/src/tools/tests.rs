@@ -111,6 +111,7 @@ fn every_form_is_read() {
             "f{\"a\":1,\"b\":\"x'y\\n\",\"c\":[true,null,1.5e3],\"d\":{\"k\":[1,-2]}}|get_weather{}",
         ),
         (Pythonic, "<|python_start|>[f(a=\")]\")]<|python_end|>", "f{\"a\":\")]\"}"),
+        (Pythonic, "[f(a=\"\\ud83d\\ude00\", b='\\uD83D\\uDE00!')]", "f{\"a\":\"😀\",\"b\":\"😀!\"}"),
         (
             Pythonic,
             "[f(a=.5, b=1., c=+3, d=\"\\u00e9\\q\")] done",
@@ -154,6 +155,9 @@ fn what_is_no_call_is_text() {
         (Pythonic, "[f(1)]"),
         (Pythonic, "[f(a=b)]"),
         (Pythonic, "[f(a=1"),
+        (Pythonic, "[f(a='\\ud83d')]"),
+        (Pythonic, "[f(a='\\ude00\\ud83d')]"),
+        (Pythonic, "[f(a='\\ud83d\\u0041')]"),
         (Pythonic, "[other(a=1)]"),
         (JsonList, "[1]"),
         (JsonList, "words"),
