@@ -11,6 +11,8 @@ use std::fmt;
 /// The format's own limit.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
+/// The most tensors of a file. A header of the longest length has millions that have no bytes.
+const MAX_TENSORS: usize = 200_000;
 
 /// The entries of a header, without duplicates, in the order of the file.
 struct Entries(Vec<(String, Entry)>);
@@ -41,6 +43,8 @@ impl<'de> Visitor<'de> for EntriesVisitor {
                 map.next_value::<IgnoredAny>()?;
             } else if name.chars().any(char::is_control) {
                 return Err(A::Error::custom(format!("tensor name `{name}` has control characters")));
+            } else if entries.len() == MAX_TENSORS {
+                return Err(A::Error::custom(format!("it has more than {MAX_TENSORS} tensors")));
             } else {
                 entries.push((name, map.next_value()?));
             }

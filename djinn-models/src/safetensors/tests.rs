@@ -69,6 +69,16 @@ fn tensors_that_are_no_weights_are_listed_and_refused_on_reading() {
 }
 
 #[test]
+fn more_tensors_than_a_file_may_have_are_refused() {
+    let header = |count: usize| {
+        let entry = |at| format!(r#""{at}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#);
+        format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","))
+    };
+    assert_eq!(SafetensorsDir::from_bytes(file(&header(1000), 0)).unwrap().tensors().count(), 1000);
+    refused(file(&header(200_001), 0), "more than 200000 tensors");
+}
+
+#[test]
 fn every_truncation_and_every_surplus_is_refused() {
     let whole = fixture();
     for len in 0..whole.len() {
