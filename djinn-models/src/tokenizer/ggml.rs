@@ -23,8 +23,9 @@ pub(super) fn load(file: &Gguf) -> Result<Option<Tokenizer>> {
     }
     let kinds = file.optional("tokenizer.ggml.token_type", Gguf::get_array_int)?;
     let scores = file.optional("tokenizer.ggml.scores", Gguf::get_array_f32)?;
-    let tokens = file.get_array_str("tokenizer.ggml.tokens")?.to_vec();
-    let vocabulary = Vocabulary::new(tokens, kinds.as_deref(), scores.map(<[f32]>::to_vec))?;
+    let tokens = file.get_array_str("tokenizer.ggml.tokens")?;
+    check_vocabulary(tokens.iter())?;
+    let vocabulary = Vocabulary::new(tokens.to_vec(), kinds.as_deref(), scores.map(<[f32]>::to_vec))?;
     let flag = |name: &str| file.optional(&format!("tokenizer.ggml.{name}"), Gguf::get_bool);
     let id = |name: &str| file.optional(&format!("tokenizer.ggml.{name}_token_id"), Gguf::get_u32);
     let mut marks = Marks { bos: id("bos")?, eos: id("eos")?, eot: id("eot")? };
