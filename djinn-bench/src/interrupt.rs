@@ -38,9 +38,13 @@ pub(crate) fn keep() {
     KEEPS.store(true, Ordering::SeqCst);
 }
 
-/// Ends the program, whatever it does.
+/// Ends the program, whatever it does, without exit handlers: those of a GPU's driver must not run beside a thread that
+/// still uses it.
 pub(crate) fn exit() {
     let _ = writeln!(std::io::stderr(), "error: interrupted");
+    #[cfg(unix)]
+    signal_hook::low_level::exit(STATUS);
+    #[cfg(not(unix))]
     std::process::exit(STATUS);
 }
 
