@@ -120,8 +120,8 @@ fn escape(out: &mut String, c: char, double: bool) {
         _ if is_printable(c) => out.push(c),
         _ => {
             let (front, digits) = match u32::from(c) {
-                ..=0xff => ("\\x", 2),
-                ..=0xffff => ("\\u", 4),
+                0..=0xff => ("\\x", 2),
+                0x100..=0xffff => ("\\u", 4),
                 _ => ("\\U", 8),
             };
             out.push_str(front);
