@@ -102,7 +102,7 @@ impl Renderer<'_> {
         let double = text.as_str().contains('\'') && !text.as_str().contains('"');
         let quote = if double { "\"" } else { "'" };
         // Of each character it is found out whether it prints.
-        self.budget.work(text.len() as u64 * 8)?;
+        self.budget.work(text.len() as u64 * 32)?;
         out.plain(quote)?;
         out.chars(text, |out, c| escape(out, c, double))?;
         out.plain(quote)
