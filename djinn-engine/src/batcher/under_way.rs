@@ -136,7 +136,7 @@ impl<D: Ops> Batcher<D> {
             tokens,
             yields,
             chooses,
-            debugged: if ahead { None } else { self.step_at_hooks(session, from, tokens, yields) },
+            debugged: if ahead { None } else { self.step_at_hooks(session, from, tokens, chooses) },
             dropped: false,
         }
     }

@@ -2,8 +2,9 @@
 
 use super::sharing::end_all;
 use super::*;
+use djinn_engine::debug::{DebugSetup, Debugger, Steering, TokenKind};
 use djinn_engine::{
-    Constraint, ConstraintError, Error, Finish, Happening, NoToken, Opening, Sampling, SessionId,
+    Constraint, ConstraintError, Edit, Error, Finish, Happening, NoToken, Opening, Sampling, SessionId,
     TokenLogprobs, TokenMask, Turn,
 };
 use djinn_scheduler::{SessionEvent, Signal};
@@ -205,5 +206,32 @@ fn turns_that_ask_for_too_much_are_refused() {
     let turn = Turn { sampling: bias(255), ..fine };
     service.open(Opening { turn, ..Opening::default() }).expect("the last token of 256");
     assert_eq!(sharing::settle(&mut service).len(), 3);
+    end_all(service, (48, 0));
+}
+
+/// The step after which no token is possible has no logits to change.
+#[test]
+fn a_constraint_that_fails_with_changed_logits_ends_its_session_alone() {
+    let mut service = serve(sim(SimConfig::default()), "tiny-gqa", &stopped::hooked(48, 0), &settings("lru"));
+    let neighbour = turn(prompt(9, 10), 40, None);
+    let neighbour = service.open(Opening { turn: neighbour, ..Opening::default() }).expect("there is room");
+    let hook = service.hook("unembed.hook_out").expect("a hook of the model");
+    let (name, edit) = ("test".to_owned(), Edit::scale(1.5));
+    let steering = vec![Steering { name, hook, edit, tokens: TokenKind::Any }];
+    let (failing, _) = constraint(usize::MAX, 3);
+    let debug = DebugSetup { breakpoints: Vec::new(), steering };
+    let turn = turn(prompt(3, 20), 9, Some(failing));
+    let id = service.open(Opening { turn, debug, ..Opening::default() }).expect("there is room");
+    let (mut failed, mut tokens) = (0, 0);
+    while tokens < 40 {
+        for (of, happening) in service.advance().expect("the device is sound") {
+            match happening {
+                Happening::Token { .. } => tokens += u64::from(of == neighbour),
+                Happening::Failed(NoToken::Constraint(_)) if of == id => failed += 1,
+                other => panic!("{of}: {other:?}"),
+            }
+        }
+    }
+    assert_eq!(failed, 1);
     end_all(service, (48, 0));
 }
