@@ -4,6 +4,7 @@ mod ahead;
 mod clients;
 mod constrained;
 mod ended;
+mod hook_memory;
 mod pool;
 mod random;
 mod scripts;

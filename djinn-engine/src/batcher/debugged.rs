@@ -72,15 +72,21 @@ impl<D: Ops> Batcher<D> {
         self.engine.hook_bytes()
     }
 
-    /// Checks that no step can need more hook memory than there is, with `more` added to the present demand.
+    /// Checks that no step can need more hook memory than there is, with `more` added to the demand of session `of`,
+    /// or of a new session. Nothing more is always allowed.
     ///
     /// # Errors
     /// [`Error::HookMemory`].
-    pub(crate) fn check_hook_memory(&self, more: Demand) -> Result<()> {
-        let records = self.conversations.values().filter_map(|conversation| conversation.record.as_ref());
-        let demands = records.map(|record| self.demand(record));
+    pub(crate) fn check_hook_memory(&self, of: Option<SessionId>, more: Demand) -> Result<()> {
+        if more == Demand::default() {
+            return Ok(());
+        }
+        let own = of.and_then(|id| self.conversations.get(&id)?.record.as_deref());
+        let own = own.map_or(more, |record| self.demand(record) + more);
+        let others = self.conversations.iter().filter(|(id, _)| Some(**id) != of);
+        let others = others.filter_map(|(_, other)| Some(self.demand(other.record.as_deref()?)));
         let rows = self.engine.plan().stack.rows.rows;
-        let (need, have) = (Demand::of_step(demands.chain([more]), rows), self.hook_bytes());
+        let (need, have) = (Demand::of_step(others.chain([own]), rows), self.hook_bytes());
         if need > have { Err(Error::HookMemory { need, have }) } else { Ok(()) }
     }
 
@@ -95,7 +101,11 @@ impl<D: Ops> Batcher<D> {
             let cache = self.layer_cache(range.layer);
             cache.map_or(0, |cache| cache.staged_bytes(&range.positions))
         };
-        of(&Sizes { row: &row, cache: &cache })
+        let written = |range: &KvRange| {
+            let cache = self.layer_cache(range.layer);
+            cache.map_or(0, |cache| cache.written_bytes(&range.positions))
+        };
+        of(&Sizes { row: &row, cache: &cache, written: &written })
     }
 
     /// A block's cache, or `None` if there is no such block.
@@ -106,6 +116,12 @@ impl<D: Ops> Batcher<D> {
     /// The hook memory that a look at `rows` tokens may need.
     pub(crate) fn demand_of_look(&self, look: &Look, rows: u64) -> Demand {
         self.with_sizes(|sizes| look.demand(rows, sizes))
+    }
+
+    /// The hook memory that a change of keys or values may need: for a look at the present ones, and for the new ones.
+    pub(crate) fn demand_of_edit(&self, range: &KvRange) -> Demand {
+        let look = Look { caches: vec![range.clone()], ..Look::default() };
+        self.with_sizes(|sizes| look.demand(0, sizes) + Demand::of_written((sizes.written)(range)))
     }
 
     /// Opens a session with all tokens of a stopped one, in the middle of the same turn.

@@ -36,6 +36,11 @@ impl Demand {
         Demand { row: 0, fixed: rows * row_bytes + PIECE }
     }
 
+    /// New contents of this many bytes for keys or values.
+    pub(crate) fn of_written(bytes: u64) -> Self {
+        Demand { row: 0, fixed: bytes + PIECE }
+    }
+
     /// A change: its row numbers, direction and addends.
     pub(crate) fn of_edit(hook: &Hook, edit: &Edit) -> Self {
         let width = hook.columns.1;
@@ -56,6 +61,8 @@ pub(crate) struct Sizes<'a> {
     pub(crate) row: &'a dyn Fn(&Hook) -> u64,
     /// The parts of pages that hold some keys and values.
     pub(crate) cache: &'a dyn Fn(&KvRange) -> u64,
+    /// New contents for some keys, or for as many values.
+    pub(crate) written: &'a dyn Fn(&KvRange) -> u64,
 }
 
 impl Look {

@@ -328,9 +328,13 @@ impl Record {
         let most_look = looks
             .reduce(|a, b| Demand { row: a.row.max(b.row), fixed: a.fixed.max(b.fixed) })
             .unwrap_or_default();
-        let written_bytes = |written: &KvWritten| Demand::capture_rows(1, written.bytes.len() as u64);
-        let caches = self.caches.values().map(written_bytes);
-        let all = steering.chain(written).chain(armed).chain(caches).chain([most_look]);
+        let caches = self.caches.values().map(|written| Demand::of_written(written.bytes.len() as u64));
+        // What a waiting look is to change stays after it.
+        let to_come = self.looks.iter().filter_map(|(_, after)| match after {
+            After::Write(edit, ..) => Some(Demand::of_written((sizes.written)(&edit.range))),
+            After::Answer(_) => None,
+        });
+        let all = steering.chain(written).chain(armed).chain(caches).chain(to_come).chain([most_look]);
         all.fold(Demand::default(), |sum, more| sum + more)
     }
 }

@@ -96,6 +96,11 @@ impl LayerCache {
         parts.data.page(page).slice(first, self.page_bytes())
     }
 
+    /// Bytes of new contents for keys or values.
+    pub(crate) fn written_bytes(&self, positions: &Range<u64>) -> u64 {
+        (positions.end - positions.start) * u64::from(self.place.kv_heads) * self.vector_bytes()
+    }
+
     /// Copies whole parts of pages to `staged`.
     pub(super) fn read(
         &self,

@@ -128,9 +128,8 @@ impl<D: Ops> Service<D> {
 
     /// Checks the hook memory for a session with `more` work at hooks.
     fn check_room(&self, id: SessionId, more: Demand) -> Result<()> {
-        let record = self.batcher.record(id)?;
-        let own = record.map_or_else(Demand::default, |record| self.batcher.demand(record));
-        self.batcher.check_hook_memory(own + more)
+        self.batcher.record(id)?;
+        self.batcher.check_hook_memory(Some(id), more)
     }
 
     fn demand_of(&self, setup: DebugSetup) -> Demand {
@@ -143,13 +142,15 @@ impl<D: Ops> Service<D> {
         self.core.scheduler_mut().name_pages(id, names);
     }
 
-    /// Checks the breakpoints and steering of a new session.
-    pub(super) fn check_setup(&self, setup: &DebugSetup) -> Result<()> {
+    /// Checks the breakpoints and steering of a new session, which has the changes of `parent` as well.
+    pub(super) fn check_setup(&self, setup: &DebugSetup, parent: Option<SessionId>) -> Result<()> {
         let DebugSetup { breakpoints, steering } = setup;
         breakpoints.iter().try_for_each(|breakpoint| self.check_breakpoint(breakpoint))?;
         steering.iter().try_for_each(check_steering)?;
         steering.iter().try_for_each(|steering| self.check_hook(&steering.hook))?;
-        self.batcher.check_hook_memory(self.demand_of(setup.clone()))
+        let inherited = parent.and_then(|parent| self.batcher.record(parent).ok()?);
+        let inherited = inherited.map_or_else(Demand::default, |record| self.batcher.demand(&record.fork()));
+        self.batcher.check_hook_memory(None, self.demand_of(setup.clone()) + inherited)
     }
 
     fn check_breakpoint(&self, breakpoint: &Breakpoint) -> Result<()> {
@@ -290,14 +291,11 @@ impl<D: Ops> Debugger for Service<D> {
     }
 
     fn edit_cache(&mut self, id: SessionId, edit: KvEdit, answer: KvAnswer) {
-        let checked =
-            self.stopped(id).map(|at| (at.positions.start, at.tokens.len())).and_then(|(end, rows)| {
-                let [heads, values] = self.check_cache(&edit.range, end)?.heads();
-                edit.check((heads * values) as usize)?;
-                // Its present values are read first.
-                let look = Look { caches: vec![edit.range.clone()], ..Look::default() };
-                self.check_room(id, self.batcher.demand_of_look(&look, rows as u64))
-            });
+        let checked = self.stopped(id).map(|at| at.positions.start).and_then(|end| {
+            let [heads, values] = self.check_cache(&edit.range, end)?.heads();
+            edit.check((heads * values) as usize)?;
+            self.check_room(id, self.batcher.demand_of_edit(&edit.range))
+        });
         if let Err(error) = checked {
             return answer(Err(error));
         }
@@ -352,6 +350,9 @@ impl<D: Ops> Debugger for Service<D> {
 
     fn fork_paused(&mut self, id: SessionId) -> Result<SessionId> {
         let at = self.stopped(id)?.clone();
+        if let Some(record) = self.batcher.record(id)? {
+            self.batcher.check_hook_memory(None, self.batcher.demand(&record.fork_within_turn()))?;
+        }
         let (max_tokens, _) = self.batcher.progress(id)?;
         let parent = self.state().session(id).ok_or(Error::NoSession { session: id.0 })?;
         let (priority, limit) = (parent.priority, parent.limit);

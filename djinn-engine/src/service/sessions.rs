@@ -22,12 +22,12 @@ impl<D: Ops> Service<D> {
     /// Bad tokens or sampling, a turn that exceeds the limit, or a full machine: [`djinn_scheduler::Error::Refused`].
     pub fn open(&mut self, opening: Opening) -> Result<SessionId> {
         let Opening { turn, priority, limit, mut origin, debug, .. } = opening;
-        let forked = match &origin {
+        let (parent, forked) = match &origin {
             Origin::Fork(parent) => {
                 let tokens = self.batcher.tokens(*parent).ok_or(Error::NoSession { session: parent.0 })?;
-                tokens.len() as u64
+                (Some(*parent), tokens.len() as u64)
             }
-            Origin::Own | Origin::Salt(_) => 0,
+            Origin::Own | Origin::Salt(_) => (None, 0),
         };
         let id = SessionId(self.sessions + 1);
         let prompt = forked + turn.tokens.len() as u64;
@@ -35,7 +35,7 @@ impl<D: Ops> Service<D> {
         let limit = limit.unwrap_or(context).min(context);
         let arrival = Arrival { id, priority, prompt, max_tokens: turn.max_tokens, limit };
         self.batcher.check(&turn)?;
-        self.check_setup(&debug)?;
+        self.check_setup(&debug, parent)?;
         let salted = debug.salt(&mut origin);
         let now = self.now();
         let scheduler = self.core.scheduler_mut();
