@@ -13,6 +13,7 @@ mod stopped;
 mod stopped_cache;
 mod stopped_random;
 mod stopped_replay;
+mod stopped_steps;
 mod transfer;
 mod waiting;
 

@@ -414,7 +414,7 @@ impl Scheduler {
             let stopped = outcome.stopped.contains(&entry.session());
             let surplus = std::mem::take(&mut self.session_mut(entry.session()).surplus);
             match stopped || surplus {
-                true => self.state.take_back(entry, now),
+                true => self.state.take_back(entry, stopped, now),
                 false => self.state.advance(entry, now),
             }
             let session = self.session_mut(entry.session());

@@ -6,6 +6,7 @@ use djinn_pages::{BlockTable, PageName, Residency};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 /// A session's id, chosen by the caller and never used twice.
@@ -99,6 +100,8 @@ pub struct Session {
     pub(crate) computed: u64,
     pub(crate) in_whole_chunks: u64,
     pub(crate) rewrites: Rewrites,
+    /// The new tokens of the step in which it last stopped. One step computes them all, until it counts.
+    pub(crate) stop: Option<Range<u64>>,
     pub(crate) deferred: Option<crate::signal::Signal>,
     pub(crate) prefetched: bool,
     /// Whether its turn ends with the first step that it is in.
@@ -134,6 +137,7 @@ impl Session {
             names: Vec::new(),
             computed: 0,
             rewrites: Rewrites::default(),
+            stop: None,
             in_whole_chunks: 0,
             deferred: None,
             prefetched: false,
@@ -179,6 +183,19 @@ impl Session {
         }
         self.context = end;
         self.computed = self.computed.max(end);
+    }
+
+    /// Tokens that a step may compute before one begins with a rewrite, or with the tokens at which it stopped.
+    pub(crate) fn tokens_before_a_cut(&self) -> u64 {
+        let stop = self.stop.as_ref().filter(|stop| stop.start > self.context);
+        let before_stop = stop.map_or(u64::MAX, |stop| stop.start - self.context);
+        self.rewrites.tokens_before(self.context).min(before_stop)
+    }
+
+    /// The number of tokens at which it stopped, if its next step begins with them. That step has exactly these.
+    pub(crate) fn stopped_tokens(&self) -> Option<u64> {
+        let stop = self.stop.as_ref().filter(|stop| stop.start == self.context)?;
+        Some(stop.end - stop.start)
     }
 
     /// Page table indices of the pages with contents that its next step writes to.

@@ -209,7 +209,7 @@ impl State {
     /// A new session that begins with the pages of `parent` on the device.
     pub(crate) fn fork(&mut self, parent: SessionId, session: &mut Session) {
         let Some(parent) = self.sessions.get(&parent) else { return };
-        session.rewrites = parent.rewrites.clone();
+        (session.rewrites, session.stop) = (parent.rewrites.clone(), parent.stop.clone());
         if session.prompt <= 1 || parent.residency() != Residency::Device {
             return session.rewrites.lose();
         }
@@ -326,11 +326,15 @@ impl State {
                 session.generated += 1;
             }
         }
+        session.stop = session.stop.take().filter(|stop| stop.end > session.context);
     }
 
-    /// Books a finished step that does not count for a session.
-    pub(crate) fn take_back(&mut self, entry: &ScheduledSession, now: Duration) {
+    /// Books a finished step that does not count for a session, since it `stopped` or its turn ended before.
+    pub(crate) fn take_back(&mut self, entry: &ScheduledSession, stopped: bool, now: Duration) {
         let session = self.must(entry.session());
+        if stopped {
+            session.stop = Some(session.context.max(session.computed)..session.context + entry.tokens());
+        }
         session.in_step -= entry.tokens();
         session.last_use = now;
     }
@@ -407,6 +411,7 @@ impl State {
         session.in_whole_chunks = session.in_whole_chunks.min(known);
         session.rewrites.truncate(known);
         if session.context == 0 {
+        session.stop = session.stop.take().filter(|stop| stop.end <= known);
             session.rewrites.lose();
         }
         session.names.truncate((known / u64::from(page_tokens)) as usize);

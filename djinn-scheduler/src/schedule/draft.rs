@@ -362,8 +362,16 @@ impl<'a> Draft<'a> {
         let mut runnable = std::mem::take(&mut self.resident);
         let starved: BTreeSet<_> = self.starved.iter().map(|s| s.id).collect();
         runnable.retain(|s| !self.moved.contains(&s.id) && !starved.contains(&s.id));
-        runnable.sort_by_key(|s| (self.handler(s).order(), s.phase == Phase::Prefill, s.rank()));
         let capacity = self.state.capacity();
+        // The tokens of a stop that do not fit beside all decodes go first, unless a decode has waited for longer.
+        let decodes = runnable.iter().filter(|s| s.phase == Phase::Decode);
+        let longest = decodes.map(|s| s.starving_since()).min().unwrap_or(Duration::MAX);
+        let goes_first = |s: &Session| {
+            let most = u64::from(capacity.prompt_rows());
+            s.stopped_tokens().is_some_and(|tokens| tokens > most) && s.starving_since() <= longest
+        };
+        runnable
+            .sort_by_key(|s| (!goes_first(s), self.handler(s).order(), s.phase == Phase::Prefill, s.rank()));
         let mut room = StepRoom {
             rows: capacity.rows,
             rows_left: capacity.rows,
@@ -385,6 +393,10 @@ impl<'a> Draft<'a> {
             let session = self.with_found(session);
             self.enter(&session, chunk_left(session.context, capacity.chunk), &mut room);
         }
+        let goes_first =
+            |entry: &ScheduledSession| self.state.session(entry.session()).is_some_and(goes_first);
+        let first = self.plan.batch.iter().take_while(|entry| goes_first(entry)).count();
+        self.plan.batch.rotate_left(first);
     }
 
     /// A session with the prefix that this plan finds for it.
@@ -407,10 +419,14 @@ impl<'a> Draft<'a> {
     }
 
     fn enter(&mut self, session: &Session, tokens: u64, room: &mut StepRoom) {
-        let prompt = session.prompt.min(session.rewrites.tokens_before(session.context));
+        let prompt = session.prompt.min(session.tokens_before_a_cut());
         let most = if session.phase == Phase::Prefill { prompt } else { 1 };
-        let tokens = tokens.min(most).min(room.rows_left as u64);
-        if tokens == 0 {
+        let rows_left = u64::from(room.rows_left);
+        let tokens = match session.stopped_tokens().filter(|&stopped| stopped <= most && tokens > 0) {
+            Some(stopped) => stopped,
+            None => tokens.min(most).min(rows_left),
+        };
+        if tokens == 0 || tokens > rows_left {
             return;
         }
         room.rows_left -= tokens as u32;

@@ -321,6 +321,55 @@ fn misuse_is_an_error_of_one_line() {
     assert_eq!(missing, Err(Error::Missing { session: id(7) }));
 }
 
+/// Plans a step in which a session stops. Its own tokens of the step, and the rows of all.
+fn stop(scheduler: &mut Scheduler, session: u64, now: Duration) -> (u64, u64) {
+    let plan = scheduler.schedule(now);
+    let own = plan.batch.iter().find(|entry| entry.session() == id(session)).map(|entry| entry.tokens());
+    let stopped = own.map(|_| id(session)).into_iter().collect();
+    scheduler.on_completed(&plan, &Outcome { stopped, ..Outcome::default() }, now);
+    scheduler.state().audit();
+    (own.unwrap_or(0), plan.rows())
+}
+
+#[test]
+fn the_tokens_of_a_stop_are_computed_in_one_step() {
+    let mut scheduler = small(Box::new(Lru));
+    // More than fit beside 63 decodes.
+    scheduler.arrive(&arrival(0, 160, 256), ms(0)).expect("it fits");
+    assert_eq!(stop(&mut scheduler, 0, ms(0)), (160, 160));
+    for session in 1..41 {
+        scheduler.arrive(&arrival(session, 1, 64), ms(1)).expect("it fits");
+    }
+    assert_eq!(step(&mut scheduler, &[], ms(2)).rows(), 40);
+    scheduler.event(id(0), SessionEvent::Resume, ms(3)).expect("it is stopped");
+    // The decodes have waited for longer, and leave too few rows.
+    assert_eq!(stop(&mut scheduler, 0, ms(4)), (0, 40));
+    assert_eq!(stop(&mut scheduler, 0, ms(5)), (160, 192));
+    scheduler.event(id(0), SessionEvent::Resume, ms(5)).expect("it is stopped");
+    // Some of the decodes were left out.
+    assert_eq!(stop(&mut scheduler, 0, ms(6)), (0, 40));
+    let plan = step(&mut scheduler, &[], ms(7));
+    assert_eq!(
+        plan.batch.last(),
+        Some(&ScheduledSession::Prefill { session: id(0), tokens: 160, last: true })
+    );
+    assert_eq!(plan.rows(), 192);
+    // It counts, so nothing is left of the stop.
+    assert_eq!((of(&scheduler, 0).context, of(&scheduler, 0).stop), (160, None));
+}
+
+#[test]
+fn a_lost_context_is_computed_again_up_to_a_stop() {
+    let mut scheduler = small(Box::new(Lru));
+    waiting(&mut scheduler, 0, 130, ms(0));
+    scheduler.event(id(0), SessionEvent::NextTurn { prompt: 101, max_tokens: 8 }, ms(1)).expect("it waits");
+    assert_eq!(stop(&mut scheduler, 0, ms(1)), (101, 101));
+    scheduler.state.discard(id(0));
+    scheduler.event(id(0), SessionEvent::Resume, ms(2)).expect("it is stopped");
+    let rows = [(); 4].map(|()| step(&mut scheduler, &[], ms(3)).rows());
+    assert_eq!(rows, [128, 2, 101, 1]);
+}
+
 #[test]
 fn a_pause_within_a_step_keeps_what_the_step_did() {
     let mut scheduler = small(Box::new(Lru));
