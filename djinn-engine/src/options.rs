@@ -2,7 +2,7 @@
 
 use crate::{Error, Result, Sampling, Workspaces, workspaces};
 use djinn_device::args::{ExpertLinear, KvPages};
-use djinn_device::{Changes, DType};
+use djinn_device::{Changes, DType, Draw, Drawn};
 use djinn_srg::{Graph, KvPlan, Rows};
 use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 
@@ -101,6 +101,18 @@ impl Options {
         // Two steps may be under way.
         let of = |plan: MemoryPlan| plan.host_bytes.saturating_add(2 * change_bytes(&plan.kv, graph.vocab));
         self.plan(graph, MOST_RESERVED).map_or_else(|_| graph.text_bytes(), of).saturating_add(BESIDE)
+    }
+
+    /// Host bytes that the model of `graph` takes by `plan` while it is loaded, without copies of resident weights: weights,
+    /// pages, the buffers of steps, and the buffers through which weights are loaded.
+    pub fn host_bytes(&self, graph: &Graph, plan: &MemoryPlan) -> u64 {
+        let (rows, placement) = (plan.stack.rows, &plan.placement);
+        let row_bytes = 4 * (Draw::WORDS + Drawn::WORDS + 1) as u64;
+        let inputs = plan.stack.input_bytes + plan.kv.table_bytes() + change_bytes(&plan.kv, graph.vocab);
+        let resident = placement.chunks.iter().zip(&placement.slots).filter(|(_, slot)| slot.is_none());
+        let staging = resident.map(|(chunk, _)| chunk.bytes).max().unwrap_or(0);
+        let twice = inputs + rows.logit_rows * row_bytes + staging;
+        plan.host_bytes + graph.value(graph.logits).bytes(rows) + 2 * twice + self.hook_bytes
     }
 
     /// Plans the memory for `graph`, on a device that reserves `reserved_bytes`. Loads nothing.

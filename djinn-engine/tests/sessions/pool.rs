@@ -1,6 +1,7 @@
 //! Models that share a device in turns: sessions of each get the tokens that they would get alone, whatever has to leave for
 //! whom, and a model that fails leaves the others be.
 
+mod memory;
 mod random;
 
 use super::*;
@@ -45,7 +46,8 @@ impl<D: Ops> PoolModel<D> for Placed {
     }
 
     fn host_bytes(&self) -> u64 {
-        self.0.options.plan(&self.0.model.graph, 0).expect("a plan").host_bytes
+        let (options, graph) = (&self.0.options, &self.0.model.graph);
+        options.host_bytes(graph, &options.plan(graph, 0).expect("a plan"))
     }
 
     fn load(
@@ -78,10 +80,14 @@ impl<D: Ops> PoolModel<D> for Placed {
 
 impl Known {
     fn new(family: &'static str, host_pages: u32) -> Arc<Self> {
+        Self::within(family, host_pages, Budget::default())
+    }
+
+    fn within(family: &'static str, host_pages: u32, budget: Budget) -> Arc<Self> {
         let model =
             open(&Location::Synthetic(family.into()), &OpenOptions::default()).expect("a known shape");
         let (told, read, refusals) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(0));
-        let budget = Budget { stream_check: false, ..Budget::default() };
+        let budget = Budget { stream_check: false, ..budget };
         let options = Options { budget, ..options(24, host_pages) };
         Arc::new(Known { family, options, model, told, read, refusals })
     }
@@ -108,11 +114,15 @@ struct Pooled {
 
 impl Pooled {
     fn start(seed: u64, known: &[Arc<Known>], vram: u64, host_limit: u64) -> Self {
+        Self::start_on(SimConfig { seed, vram: Some(vram), ..SimConfig::default() }, known, host_limit)
+    }
+
+    fn start_on(config: SimConfig, known: &[Arc<Known>], host_limit: u64) -> Self {
         let (clients, inboxes): (Vec<Client>, Vec<Inbox>) = known.iter().map(|_| Client::pair()).unzip();
         let (known, faults) = (known.to_vec(), SimFaults::default());
         let planted = faults.clone();
         let thread = std::thread::spawn(move || {
-            let config = SimConfig { seed, vram: Some(vram), math: Math::Fast, ..SimConfig::default() };
+            let config = SimConfig { math: Math::Fast, ..config };
             let device = SimDevice::with_faults(config, planted).expect("a device");
             let runtime = Rc::new(Runtime::in_turns(device, host_limit)?);
             let mut pool = Pool::new(Rc::clone(&runtime));

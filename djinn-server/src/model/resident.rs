@@ -136,7 +136,8 @@ impl Resident {
         let planned = self.starting.options().and_then(|options| {
             let plan = options.plan(&self.starting.model.graph, reserved).map_err(djinn_host::Error::from)?;
             let device_bytes = plan.segments.total() - plan.segments.reserved;
-            Ok(Planned { options, device_bytes, host_bytes: plan.host_bytes })
+            let host_bytes = options.host_bytes(&self.starting.model.graph, &plan);
+            Ok(Planned { options, device_bytes, host_bytes })
         });
         let wanted = slot.is_wanted() || self.is_awaited();
         let outbox = Arc::clone(&self.starting.outbox);
@@ -179,7 +180,9 @@ impl Seat {
     /// A waiting owner gets the error itself.
     fn refuse(&self, error: Error) -> LoadError {
         let error = match error {
-            Error::Host(djinn_host::Error::Engine(error)) if !self.is_awaited() => return error.into(),
+            Error::Host(djinn_host::Error::Engine(error)) if !self.is_awaited() || is_full(&error) => {
+                return error.into();
+            }
             error => error,
         };
         let why = one_line(error.unwrapped());
@@ -244,6 +247,12 @@ impl<D: Ops> PoolModel<D> for Seat {
             self.runs.store(true, Ordering::Relaxed);
         }
         if let Residence::Unloaded(Some(why)) = &residence
+            && let Some(follower) = lock(&self.follower).take()
+        {
+            let _ = follower.reports.send(Report::Ready(Box::new(Err(Error::Setting(why.clone())))));
+            self.is_told.store(true, Ordering::Relaxed);
+        }
+        if let Residence::Unloaded(Some(why)) = &residence
             && !self.is_told.swap(false, Ordering::Relaxed)
         {
             log::error!(target: "djinn::server", "{name}: not loaded: {why}");
@@ -257,6 +266,13 @@ impl<D: Ops> PoolModel<D> for Seat {
             let _ = follower.reports.send(Report::Ready(Box::new(Ok(()))));
         }
     }
+}
+
+/// Whether a load failed since host memory is full. It may have room once copies of other models' weights are dropped.
+fn is_full(error: &djinn_engine::Error) -> bool {
+    use djinn_engine::Error::{Device, Memory};
+    let (Device(device) | Memory(djinn_vmu::Error::Device(device))) = error else { return false };
+    matches!(device, djinn_device::Error::OutOfMemory { space: Space::Host, .. })
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {

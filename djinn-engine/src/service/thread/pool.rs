@@ -39,6 +39,8 @@ pub enum LoadError {
     /// The device has no room for it beside others.
     NoRoom,
     /// Another reason, for this model only.
+    /// Host memory has no room for it beside what is there, with the reason.
+    NoHostRoom(String),
     Refused(String),
     /// The device failed, and with it all models.
     Failed(Error),
@@ -51,6 +53,7 @@ impl From<Error> for LoadError {
             Error::Device(device) | Error::Memory(djinn_vmu::Error::Device(device)) => match device {
                 OutOfMemory { space: Space::Device, .. } => LoadError::NoRoom,
                 DeviceLost { .. } => LoadError::Failed(error),
+                OutOfMemory { space: Space::Host, .. } => LoadError::NoHostRoom(error.to_string()),
                 _ => LoadError::Refused(error.to_string()),
             },
             Error::Stopped(_) => LoadError::Failed(error),
@@ -64,7 +67,7 @@ pub trait PoolModel<D: Ops> {
     /// The most bytes that it allocates on the device.
     fn device_bytes(&self) -> u64;
 
-    /// Bytes that it needs in host memory.
+    /// Bytes that it needs in host memory while it is loaded: see [`Options::host_bytes`](crate::Options::host_bytes).
     fn host_bytes(&self) -> u64;
 
     /// Loads it. `progress` must be called often, with the bytes so far and in all: other models compute in it.
@@ -130,12 +133,12 @@ impl<D: Ops> Member<D> {
     /// Whether it should be on the device and is not.
     fn wants_in(&self) -> bool {
         let wants = |worker: &Worker<D>| worker.service.wants_device();
-        let is_due = self.is_wanted && self.retries_in().is_none_or(|left| left.is_zero());
-        let asked = is_due || !self.waiting.is_empty() || self.worker.as_ref().is_some_and(wants);
-        asked && !self.is_on_device()
+        let is_due = self.retries_in().is_none_or(|left| left.is_zero());
+        let asked = self.is_wanted || !self.waiting.is_empty() || self.worker.as_ref().is_some_and(wants);
+        asked && is_due && !self.is_on_device()
     }
 
-    /// The time until it is loaded again, after a failed load.
+    /// The time until it is loaded or brought back again, after a failure.
     fn retries_in(&self) -> Option<Duration> {
         let (_, until) = self.refused.as_ref()?;
         Some(until.saturating_duration_since(Instant::now()))
@@ -187,12 +190,15 @@ impl<D: Ops> Member<D> {
         worker.advance(&mut self.after_telling)
     }
 
-    /// Refuses all waiting commands with a reason, and later ones until the next attempt.
+    /// Refuses all waiting commands with a reason. An unloaded model refuses later ones until the next attempt.
     fn refuse(&mut self, why: String) {
         let wait = RETRY_AFTER[self.failures.min(RETRY_AFTER.len() - 1)];
         self.failures += 1;
         // Clients see it before they are answered.
-        self.model.is_at(Residence::Unloaded(Some(why.clone())));
+        self.model.is_at(match self.worker {
+            Some(_) => Residence::Host,
+            None => Residence::Unloaded(Some(why.clone())),
+        });
         self.waiting.drain(..).for_each(|command| command.fail(&why));
         self.refused = Some((why, Instant::now() + Duration::from_secs(wait)));
     }
@@ -328,20 +334,10 @@ impl<D: Ops> Pool<D> {
         Ok(true)
     }
 
-    /// Drops host copies of other models' weights, oldest first, until the host has room for a model.
+    /// Drops host copies of other models' weights until the host has room for an unloaded model.
     fn clear_host(&mut self, next: usize) {
         let wanted = self.members[next].model.host_bytes();
-        let mut others: Vec<usize> = (0..self.members.len()).filter(|&at| at != next).collect();
-        others.sort_by_key(|&at| (self.members[at].is_on_device(), self.members[at].used));
-        for at in others {
-            let room = self.runtime.host_room();
-            if wanted <= room {
-                return;
-            }
-            if let Some(worker) = &mut self.members[at].worker {
-                worker.service.drop_copies();
-            }
-        }
+        while wanted > self.runtime.host_room() && drop_copies(&mut self.members) {}
     }
 
     fn evict(&mut self, at: usize) -> Result<()> {
@@ -353,10 +349,8 @@ impl<D: Ops> Pool<D> {
         Ok(())
     }
 
-    /// Loads a model or brings it back; others compute meanwhile. Returns false if there is no room because of other
-    /// models.
-    fn bring_in(&mut self, next: usize) -> Result<bool> {
-        let mut member = self.members.remove(next);
+    /// Loads a model or brings it back; others compute meanwhile. The outer error is theirs.
+    fn try_in(&mut self, member: &mut Member<D>) -> Result<Result<(), LoadError>> {
         let (model, others) = (Rc::clone(&member.model), &mut self.members);
         let mut failure = None;
         let mut progress = |done, total| {
@@ -373,9 +367,23 @@ impl<D: Ops> Pool<D> {
                 member.worker = Some(Worker::new(service));
             }),
         };
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
+        failure.map_or(Ok(brought), Err)
+    }
+
+    /// Loads a model or brings it back. Returns false if there is no room because of other models. If host memory is
+    /// full, copies of weights are dropped, its own last.
+    fn bring_in(&mut self, next: usize) -> Result<bool> {
+        let mut member = self.members.remove(next);
+        let model = Rc::clone(&member.model);
+        let brought = loop {
+            let brought = self.try_in(&mut member)?;
+            let is_full = matches!(brought, Err(LoadError::NoHostRoom(_)));
+            let tries_again =
+                is_full && (drop_copies(&mut self.members) || drop_copies(std::slice::from_mut(&mut member)));
+            if !tries_again {
+                break brought;
+            }
+        };
         let is_alone = self.members.iter().all(|other| !other.is_on_device());
         let has_room = match brought {
             Ok(()) => {
@@ -397,7 +405,12 @@ impl<D: Ops> Pool<D> {
                 member.refuse("the device has no room for it".to_owned());
                 true
             }
-            Err(LoadError::Refused(why)) => {
+            // Its sessions stay where they are.
+            Err(LoadError::NoHostRoom(why)) if member.worker.is_some() => {
+                member.refuse(why);
+                true
+            }
+            Err(LoadError::NoHostRoom(why) | LoadError::Refused(why)) => {
                 member.unload()?;
                 member.refuse(why);
                 true
@@ -413,7 +426,10 @@ impl<D: Ops> Pool<D> {
         let left = |member: &Member<D>| match &member.worker {
             None => member.retries_in().filter(|_| member.is_wanted),
             Some(worker) if member.is_on_device() => worker.idle_for(),
-            Some(worker) => worker.service.next_end_of_a_stop(),
+            Some(worker) => {
+                let retry = member.retries_in().filter(|left| !left.is_zero());
+                [worker.service.next_end_of_a_stop(), retry].into_iter().flatten().min()
+            }
         };
         let left = self.members.iter().filter_map(left).min();
         let mut select = Select::new();
@@ -428,4 +444,13 @@ impl<D: Ops> Pool<D> {
             None => drop(select.ready()),
         }
     }
+}
+
+/// Drops the host copies of one model's weights: of one that is off the device if there is one, and of those the one that
+/// computed first. Returns whether that freed any.
+fn drop_copies<D: Ops>(members: &mut [Member<D>]) -> bool {
+    let mut loaded: Vec<_> = members.iter_mut().filter(|member| member.worker.is_some()).collect();
+    loaded.sort_by_key(|member| (member.is_on_device(), member.used));
+    let mut workers = loaded.into_iter().filter_map(|member| member.worker.as_mut());
+    workers.any(|worker| worker.service.drop_copies() > 0)
 }
