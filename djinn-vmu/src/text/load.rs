@@ -60,6 +60,8 @@ pub(crate) struct Loader<'a, D: Device> {
     store: &'a mut TextStore,
     /// Whether checksums are wanted.
     check: bool,
+    /// Bytes of host memory that streamed chunks will still take. Copies of resident ones leave room for them.
+    to_come: u64,
     meter: Meter<'a>,
     pub(crate) stream: Stream,
     pub(crate) held: &'a mut Allocations,
@@ -78,7 +80,7 @@ impl<'a, D: Device> Loader<'a, D> {
     ) -> Self {
         let (placement, check) = (&plan.placement, plan.segments.check > 0);
         let meter = Meter { loaded: 0, progress };
-        Loader { device, graph, placement, source, store, check, meter, stream, held }
+        Loader { device, graph, placement, source, store, check, to_come: 0, meter, stream, held }
     }
 
     /// Loads gathered tables that belong to no tile into host memory.
@@ -110,6 +112,8 @@ impl<'a, D: Device> Loader<'a, D> {
                 staging.push((self.held.alloc(self.device, Space::Host, largest)?, self.device.event()?));
             }
         }
+        let streamed = (0..chunks.len()).filter(|&at| slots[at].is_some() && twins[at].is_none());
+        self.to_come = streamed.map(|at| chunks[at].bytes).sum();
         let mut homes: Vec<Home> = Vec::with_capacity(chunks.len());
         for (index, slot) in slots.iter().enumerate() {
             let chunk = ChunkId(index as u32);
@@ -146,7 +150,7 @@ impl<'a, D: Device> Loader<'a, D> {
 
     fn resident(&mut self, id: ChunkId, (staging, free): (Buffer, Event)) -> Result<Home> {
         let bytes = self.placement.chunks[id.0 as usize].bytes;
-        let own = self.store.room_for_copy(self.device, bytes);
+        let own = self.store.room_for_copy(self.device, bytes, self.to_come);
         if own.is_none() {
             self.device.sync_event(free)?;
         }
@@ -228,7 +232,9 @@ impl<'a, D: Device> Loader<'a, D> {
     }
 
     fn streamed(&mut self, id: ChunkId) -> Result<Home> {
-        let buffer = self.device.alloc(Space::Host, self.placement.chunks[id.0 as usize].bytes)?;
+        let bytes = self.placement.chunks[id.0 as usize].bytes;
+        let buffer = self.device.alloc(Space::Host, bytes)?;
+        self.to_come -= bytes;
         let read = self.read(id, buffer.span());
         let shared = match &read {
             Ok((hash, _)) => self.share(Space::Host, hash)?.map(|(span, _)| span),

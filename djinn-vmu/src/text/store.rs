@@ -46,9 +46,9 @@ impl TextStore {
         self.copies_up_to = bytes;
     }
 
-    /// Host memory for a copy of `bytes` bytes, if copies are kept and there is room.
-    pub(crate) fn room_for_copy<D: Device>(&self, device: &D, bytes: u64) -> Option<Buffer> {
-        let in_use = device.usage(Space::Host).in_use;
+    /// Host memory for a copy of `bytes` bytes, if copies are kept and there is room for it beside `spare` bytes.
+    pub(crate) fn room_for_copy<D: Device>(&self, device: &D, bytes: u64, spare: u64) -> Option<Buffer> {
+        let in_use = device.usage(Space::Host).in_use.saturating_add(spare);
         let fits = in_use.checked_add(bytes).is_some_and(|in_use| in_use <= self.copies_up_to);
         fits.then(|| device.alloc(Space::Host, bytes).ok()).flatten()
     }
