@@ -19,6 +19,12 @@ impl<D: Ops> Batcher<D> {
         Ok((&conversation.tokens, computed, chunks))
     }
 
+    /// Whether keys or values of a session's first `tokens` tokens were changed after they were computed.
+    pub(crate) fn changes_cache(&self, id: SessionId, tokens: u64) -> bool {
+        let record = self.conversations.get(&id).and_then(|conversation| conversation.record.as_deref());
+        record.is_some_and(|record| record.changes_cache(tokens))
+    }
+
     /// The image of a session between turns or paused, whose first `context` tokens have keys and values.
     ///
     /// # Errors

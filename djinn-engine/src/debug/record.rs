@@ -141,7 +141,13 @@ impl Record {
     /// it is stopped. Reads and armed breakpoints alone do not count.
     pub(crate) fn changes_something(&self) -> bool {
         let is_steered = self.steering.iter().any(|(_, steering)| !steering.is_empty());
-        is_steered || !self.written.is_empty() || self.stop.is_some() || self.until.is_some()
+        let is_changed = is_steered || !self.written.is_empty() || !self.caches.is_empty();
+        is_changed || self.stop.is_some() || self.until.is_some()
+    }
+
+    /// Whether keys or values of the first `tokens` tokens were changed after they were computed.
+    pub(crate) fn changes_cache(&self, tokens: u64) -> bool {
+        self.caches.values().any(|written| written.range.positions.start < tokens)
     }
 
     /// The position from which on pages hold data of this session alone.

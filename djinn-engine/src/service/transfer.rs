@@ -310,6 +310,8 @@ impl<D: Ops> Service<D> {
         let lost = || Error::ImageLost { session: id.0 };
         let session = self.state().session(id).filter(|session| session.context >= image.context);
         let same = self.batcher.computed(id).is_ok_and(|(tokens, _, chunks)| image.begins(tokens, chunks));
+        // The image was made of a session without changes.
+        let same = same && !self.batcher.changes_cache(id, image.context);
         let Some(session) = session.filter(|_| same) else {
             answer(Err(lost()));
             return Ok(Done::Now);

@@ -3,6 +3,7 @@
 use super::constrained::constraint;
 use super::*;
 use djinn_cpu::SimConfig;
+use djinn_engine::debug::{Breakpoint, Debugger, KvEdit, KvHalf, KvOp, KvRange};
 use djinn_engine::{
     Client, Error, ExportedSession, Happening, KvShape, OpenTurn, Opening, Result, Sampling, SessionImage,
     Turn, spawn,
@@ -431,5 +432,52 @@ fn images_that_do_not_fit_are_refused() {
     assert_eq!(served.free(), free);
     assert!(served.ask(|client, answer| client.begin_finish(incoming, true, answer)).is_err());
     assert_eq!(served.client.signal(incoming, Signal::Idle).expect("it runs").kv_bytes, 0);
+    served.end();
+}
+
+/// Changed keys and values are no part of an image. They may be changed while a session is read.
+#[test]
+fn a_session_with_a_changed_cache_does_not_leave() {
+    let device = || sim(SimConfig::default());
+    let served = Served::start_with(device, stopped::hooked(24, 0), settings("lru"));
+    let (id, first) = talk(&served, &prompt(4, 20));
+    let told = served.export(id).expect("it waits");
+    let read = || served.ask(|client, answer| client.begin_read(&told, 0..1, answer));
+    let mut page = read().expect("it is there");
+    let stop = move |debugger: &mut dyn Debugger| {
+        let hook = debugger.hook("blocks.1.hook_in").expect("a hook of the model");
+        let (filter, ttl, at_ttl) = Default::default();
+        let stop = Breakpoint {
+            hook,
+            filter,
+            condition: None,
+            pause: true,
+            capture: false,
+            hits: Some(1),
+            ttl,
+            at_ttl,
+        };
+        debugger.set_breakpoint(id, stop).expect("there is room");
+    };
+    served.ask(|client, answer| client.begin_debug(move |debugger| answer(stop(debugger))));
+    let (sender, happenings) = channel();
+    let turn = Turn { tokens: [first, prompt(5, 3)].concat(), max_tokens: 4, ..Turn::default() };
+    let listener = Box::new(move |happening| sender.send(happening).is_ok());
+    served.ask(|client, answer| client.begin_prompt(id, turn, 0, listener, answer)).expect("it waits");
+    served.ask(|client, answer| client.begin_debug(move |debugger| debugger.on_pause(id, answer)));
+    // A stop changes none of what was told.
+    assert_eq!(read().expect("it is there"), std::mem::take(&mut page));
+    let range = KvRange { layer: 0, positions: 3..9 };
+    let edit = KvEdit { range, half: KvHalf::Values, op: KvOp::Scale(3.0) };
+    let edited = served.ask(|client, answer| {
+        client.begin_debug(move |debugger| debugger.edit_cache(id, edit, answer));
+    });
+    edited.expect("it is stopped");
+    assert!(matches!(read(), Err(Error::ImageLost { .. })));
+    served
+        .ask(|client, answer| client.begin_debug(move |debugger| answer(debugger.resume_until(id, None))))
+        .expect("it is stopped");
+    while !matches!(happenings.recv(), Ok(Happening::Token { finish: Some(_), .. })) {}
+    assert!(matches!(served.export(id), Err(Error::Hooked { .. })));
     served.end();
 }
