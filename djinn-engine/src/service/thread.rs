@@ -81,6 +81,11 @@ impl Command {
         self.begins_turn() || matches!(self, Command::Transfer(_))
     }
 
+    /// Whether it begins a turn of a session that is there.
+    fn is_turn_of(&self, id: SessionId) -> bool {
+        matches!(self, Command::Turn(of, ..) | Command::Prompt(of, ..) if *of == id)
+    }
+
     /// Whether it uses the device at once.
     fn takes_device(&self) -> bool {
         matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Transfer(_) | Command::Logits(_))

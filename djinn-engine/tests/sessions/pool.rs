@@ -10,6 +10,7 @@ use djinn_engine::{
     Client, Error, Finish, Happening, Inbox, LoadError, Opening, Pool, PoolModel, Residence, Runtime,
     SessionId, Turn,
 };
+use djinn_scheduler::SessionEvent;
 use djinn_vmu::{SourceError, WeightSource};
 use std::ops::Range;
 use std::rc::Rc;
@@ -289,4 +290,50 @@ fn faults_of_the_device_on_the_way_back_are_told() {
     // It was asked while it was away: the session is lost with the device.
     assert!(lost.is_err() || happenings.recv().is_err());
     assert!(matches!(pooled.end(), Err(Error::Device(_) | Error::Memory(_) | Error::Stopped(_))));
+}
+
+/// A prompt of a session and the end of its turn, before either is answered. What is told about the two, and what
+/// happens to the session.
+fn begin_and_end(client: &Client, id: SessionId, tokens: Vec<u32>) -> (Receiver<u64>, Receiver<Happening>) {
+    let (sender, happenings) = channel();
+    let turn = Turn { tokens, max_tokens: 4, ..Turn::default() };
+    let listener = Box::new(move |happening| sender.send(happening).is_ok());
+    let (answer, answered) = channel();
+    let begun =
+        move |begun: djinn_engine::Result<u64>| answer.send(begun.expect("it waits")).expect("awaited");
+    client.begin_prompt(id, turn, 0, listener, begun);
+    client.begin_event(id, SessionEvent::EndTurn, |ended| ended.expect("the session lives"));
+    (answered, happenings)
+}
+
+/// Another model waits meanwhile, so that the prompt waits as well.
+#[test]
+fn a_prompt_that_waits_for_another_model_is_ended() {
+    let known = [Known::new(MODELS[0], 24), Known::new(MODELS[1], 24)];
+    let pooled = Pooled::start(7, &known, known[0].device_bytes(), u64::MAX);
+    let [first, second] = &*pooled.clients else { panic!("two models") };
+    let (id, happenings) = open_on(first, prompt(1, 20), 3);
+    let (id, tokens) = (id.expect("it is admitted"), tokens_of(&happenings));
+    // An import keeps the first model on the device.
+    let (answer, answered) = channel();
+    first.begin_export(id, move |session| answer.send(session).expect("awaited"));
+    let session = answered.recv().expect("it is answered").expect("it waits");
+    let (answer, answered) = channel();
+    first.begin_import(session.shape, (*session.image).clone(), move |begun| {
+        answer.send(begun).expect("awaited")
+    });
+    let import = answered.recv().expect("it is answered").expect("there is room").id;
+    let (sender, other_happenings) = channel();
+    let turn = Turn { tokens: prompt(5, 10), max_tokens: 3, ..Turn::default() };
+    let listener = Box::new(move |happening| sender.send(happening).is_ok());
+    second.begin_open(Opening { turn, outlives_listener: true, ..Opening::default() }, listener, |_| ());
+    // After this answer the thread looks at the second model's commands, then at the first one's.
+    let (answer, answered) = channel();
+    first.begin_shape(move |shape| answer.send(shape).expect("awaited"));
+    answered.recv().expect("it is answered").expect("it is loaded");
+    let (answered, happenings) = begin_and_end(first, id, [prompt(1, 20), tokens, prompt(99, 3)].concat());
+    first.begin_finish(import, false, |ended| ended.expect("it is imported"));
+    assert_eq!(tokens_of(&other_happenings).len(), 3);
+    assert!(answered.recv().is_err() && happenings.recv().is_err(), "the turn never begins");
+    pooled.end().expect("the device is sound");
 }

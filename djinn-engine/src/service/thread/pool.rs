@@ -10,6 +10,7 @@ use super::{Command, Inbox};
 use crate::{Error, Result, Runtime, Service};
 use crossbeam_channel::{Receiver, Select, TryRecvError};
 use djinn_device::{Ops, Space};
+use djinn_scheduler::SessionEvent;
 use djinn_vmu::WeightSource;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -162,6 +163,12 @@ impl<D: Ops> Member<D> {
 
     fn take(&mut self, command: Command) {
         let is_on_device = self.is_on_device();
+        if let Command::Event(id, SessionEvent::EndTurn | SessionEvent::Abort | SessionEvent::End, _) =
+            &command
+        {
+            // The event is for the session's latest turn, which may wait.
+            self.waiting.retain(|later| !later.is_turn_of(*id));
+        }
         match &mut self.worker {
             None if !command.loads() => command.fail("the model is not loaded"),
             None => match &self.refused {

@@ -115,7 +115,7 @@ impl<D: Ops> Worker<D> {
             Command::Event(id, event, answer) => {
                 if event == SessionEvent::EndTurn {
                     // The event is for the session's latest turn.
-                    self.postponed.retain(|later| !matches!(later, Command::Prompt(of, ..) if *of == id));
+                    self.postponed.retain(|later| !later.is_turn_of(id));
                 }
                 let done = self.service.event(id, event);
                 if done.is_ok() && self.service.state().session(id).is_none_or(|s| s.is_ending()) {
