@@ -135,17 +135,24 @@ impl<D: Ops> Service<D> {
                 tokens.chain(failures).filter(|(session, _)| !gone.contains(session)).collect()
             }
         };
+        happened.extend(self.ended_turns());
+        self.note_stops(&stopped, &mut happened);
+        Ok(Some(happened))
+    }
+
+    /// The turns that their clients ended and that are over, once for each.
+    pub(super) fn ended_turns(&mut self) -> Vec<(SessionId, Happening)> {
         let state = self.core.scheduler().state();
+        let mut over = Vec::new();
         self.ended.retain(|&id| match state.session(id).filter(|session| !session.is_ending()) {
             Some(session) if session.phase.is_ready() => true,
             Some(_) => {
-                happened.push((id, Happening::TurnEnded));
+                over.push((id, Happening::TurnEnded));
                 false
             }
             None => false,
         });
-        self.note_stops(&stopped, &mut happened);
-        Ok(Some(happened))
+        over
     }
 
     fn is_open(&self, id: SessionId) -> bool {

@@ -337,3 +337,24 @@ fn a_prompt_that_waits_for_another_model_is_ended() {
     assert!(answered.recv().is_err() && happenings.recv().is_err(), "the turn never begins");
     pooled.end().expect("the device is sound");
 }
+
+/// Nothing else brings the model back.
+#[test]
+fn a_turn_that_is_ended_while_its_model_is_away_is_told() {
+    let known = [Known::new(MODELS[0], 24), Known::new(MODELS[1], 24)];
+    let pooled = Pooled::start(8, &known, known[0].device_bytes(), u64::MAX);
+    let [first, second] = &*pooled.clients else { panic!("two models") };
+    let (id, happenings) = open_on(first, prompt(1, 20), 3);
+    let (id, tokens) = (id.expect("it is admitted"), tokens_of(&happenings));
+    // The thread waits here while the first model is away.
+    let ((token, is_here), (go_on, goes_on)) = (channel(), channel::<()>());
+    let hold = Box::new(move |_| token.send(()).is_ok() && goes_on.recv().is_err());
+    let turn = Turn { tokens: prompt(5, 10), max_tokens: 3, ..Turn::default() };
+    second.begin_open(Opening { turn, outlives_listener: true, ..Opening::default() }, hold, |_| ());
+    is_here.recv().expect("it computes");
+    let (answered, happenings) = begin_and_end(first, id, [prompt(1, 20), tokens, prompt(99, 3)].concat());
+    drop(go_on);
+    assert_eq!((answered.recv(), happenings.recv()), (Ok(22), Ok(Happening::TurnEnded)));
+    assert_eq!(known[0].told().last(), Some(&Residence::Host));
+    pooled.end().expect("the device is sound");
+}

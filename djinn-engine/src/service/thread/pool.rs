@@ -39,9 +39,9 @@ pub enum Residence {
 pub enum LoadError {
     /// The device has no room for it beside others.
     NoRoom,
-    /// Another reason, for this model only.
     /// Host memory has no room for it beside what is there, with the reason.
     NoHostRoom(String),
+    /// Another reason, for this model only.
     Refused(String),
     /// The device failed, and with it all models.
     Failed(Error),
@@ -53,8 +53,8 @@ impl From<Error> for LoadError {
         match &error {
             Error::Device(device) | Error::Memory(djinn_vmu::Error::Device(device)) => match device {
                 OutOfMemory { space: Space::Device, .. } => LoadError::NoRoom,
-                DeviceLost { .. } => LoadError::Failed(error),
                 OutOfMemory { space: Space::Host, .. } => LoadError::NoHostRoom(error.to_string()),
+                DeviceLost { .. } => LoadError::Failed(error),
                 _ => LoadError::Refused(error.to_string()),
             },
             Error::Stopped(_) => LoadError::Failed(error),
@@ -184,13 +184,15 @@ impl<D: Ops> Member<D> {
     /// Does all work that is possible at once.
     fn go_on(&mut self) -> Result<()> {
         self.take_commands();
-        if !self.is_on_device() {
-            return Ok(());
-        }
+        let is_on_device = self.is_on_device();
         if self.is_busy() {
             self.used = Instant::now();
         }
         let Some(worker) = &mut self.worker else { return Ok(()) };
+        if !is_on_device {
+            worker.advance_away(&mut self.after_telling);
+            return Ok(());
+        }
         if !self.is_held {
             self.waiting.drain(..).for_each(|command| worker.obey(command));
         }

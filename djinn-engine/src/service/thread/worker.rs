@@ -53,6 +53,20 @@ impl<D: Ops> Worker<D> {
     /// Does everything that can be done now, passes the events to listeners, then calls `told_all`.
     pub(super) fn advance(&mut self, told_all: &mut dyn FnMut()) -> Result<()> {
         let happened = self.service.advance()?;
+        self.tell(happened, told_all);
+        for command in std::mem::take(&mut self.postponed) {
+            self.obey(command);
+        }
+        Ok(())
+    }
+
+    /// Does the same for a model that is away: only turns end there.
+    pub(super) fn advance_away(&mut self, told_all: &mut dyn FnMut()) {
+        let ended = self.service.ended_turns();
+        self.tell(ended, told_all);
+    }
+
+    fn tell(&mut self, happened: Vec<(SessionId, Happening)>, told_all: &mut dyn FnMut()) {
         let told = !happened.is_empty();
         for (id, happening) in happened {
             let ended =
@@ -70,10 +84,6 @@ impl<D: Ops> Worker<D> {
         if told {
             told_all();
         }
-        for command in std::mem::take(&mut self.postponed) {
-            self.obey(command);
-        }
-        Ok(())
     }
 
     pub(super) fn obey(&mut self, command: Command) {
