@@ -121,6 +121,17 @@ impl Pages {
         host.into_iter().rev().for_each(|page| self.release_host(page));
     }
 
+    /// Drops the contents of a table on the device after its first `pages` pages. It keeps the pages themselves, but for
+    /// those that other tables refer to.
+    pub fn empty_after(&mut self, table: &mut BlockTable, pages: u32) {
+        let rest = table.device.split_off(table.device.len().min(pages as usize));
+        let (own, shared): (Vec<u32>, Vec<u32>) =
+            rest.into_iter().partition(|&page| self.device.references(page) == 1);
+        own.iter().for_each(|&page| self.forget(page));
+        table.device.extend(own);
+        self.release_all(&shared);
+    }
+
     /// Frees all pages of a table. Copies that touch them must have ended.
     pub fn release(&mut self, table: &mut BlockTable) {
         let BlockTable { device, host, .. } = std::mem::take(table);

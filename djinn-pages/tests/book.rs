@@ -315,6 +315,24 @@ fn a_page_that_is_written_again_is_forgotten_or_copied() {
 }
 
 #[test]
+fn a_table_that_is_emptied_keeps_the_pages_that_are_its_own() {
+    let mut pages = Pages::new(6, 0);
+    let content = names(b"a", &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let mut emptied = table(&mut pages, 4);
+    pages.publish(&emptied, &content);
+    let second = pages.fork(&emptied, 2);
+    let own = emptied.device()[2..].to_vec();
+    pages.empty_after(&mut emptied, 1);
+    assert_eq!(
+        emptied.device(),
+        [&second.device()[..1], &own].concat(),
+        "the second page is another table's"
+    );
+    assert_eq!((pages.device_free(), pages.find(&content).len()), (2, 2), "its own are found no more");
+    pages.audit([&emptied, &second]);
+}
+
+#[test]
 fn what_others_hold_is_copied_once_and_comes_back_once() {
     let mut pages = Pages::new(8, 8);
     let mut first = table(&mut pages, 4);

@@ -200,7 +200,9 @@ impl Scheduler {
                 session.ready_since = now;
                 (session.prefetched, session.deferred) = (false, None);
             }
-            (_, SessionEvent::Rollback { tokens }) => self.state.roll_back(id, tokens),
+            (_, SessionEvent::Rollback { tokens }) => {
+                self.state.roll_back(id, tokens, self.parts.policy.reserves());
+            }
             (Next::To(_) | Next::Later(_), SessionEvent::EndTurn) => self.begin_idling(id, now),
             (Next::Back, _) => self.resume(id, now),
             _ => {}

@@ -398,8 +398,9 @@ impl State {
         pages.release(&mut session.table);
     }
 
-    /// Drops all but a session's first tokens. Pages that are being copied are freed when the copy ends.
-    pub(crate) fn roll_back(&mut self, id: SessionId, tokens: u64) {
+    /// Drops all but a session's first tokens. Pages that are being copied are freed when the copy ends; those on the
+    /// device stay with the session if it `keeps` them.
+    pub(crate) fn roll_back(&mut self, id: SessionId, tokens: u64, keeps: bool) {
         let Capacity { page_tokens, .. } = self.capacity;
         let (pages, session) = self.with(id);
         let known = tokens.min(session.context + session.prompt);
@@ -410,17 +411,16 @@ impl State {
         session.computed = session.computed.min(known);
         session.in_whole_chunks = session.in_whole_chunks.min(known);
         session.rewrites.truncate(known);
-        if session.context == 0 {
         session.stop = session.stop.take().filter(|stop| stop.end <= known);
+        if session.context == 0 {
             session.rewrites.lose();
         }
         session.names.truncate((known / u64::from(page_tokens)) as usize);
+        let most = session.context.div_ceil(u64::from(page_tokens)) as u32;
         match residency {
+            Residency::Device if keeps => pages.empty_after(&mut session.table, most),
             Residency::Device | Residency::Host if session.context == 0 => self.discard(id),
-            Residency::Device | Residency::Host => {
-                let most = session.context.div_ceil(u64::from(page_tokens)) as u32;
-                pages.truncate(&mut session.table, most);
-            }
+            Residency::Device | Residency::Host => pages.truncate(&mut session.table, most),
             Residency::Gone | Residency::Leaving | Residency::Arriving => {}
         }
     }

@@ -114,3 +114,20 @@ fn what_computes_is_not_rolled_back_and_what_waits_has_no_turn_to_end() {
     let cancelled = single.generate(&mut session, &request, &mut left).expect("it runs");
     assert_eq!((cancelled.finish, cancelled.tokens.len()), (Finish::Cancelled, 0));
 }
+
+/// Under a policy that gives each session its pages for good, others cannot take them after a rollback.
+#[test]
+fn a_rolled_back_session_keeps_its_reserved_pages() {
+    let mut service = serve(sim(SimConfig::default()), "tiny-gqa", &options(24, 0), &settings("none"));
+    let opening =
+        |seed, limit| Opening { turn: turn(prompt(seed, 40), 3), limit: Some(limit), ..Opening::default() };
+    let [id, _] = [1, 2].map(|seed| service.open(opening(seed, 96)).expect("there is room"));
+    sharing::settle(&mut service);
+    // The first chunk goes as a whole.
+    assert_eq!(service.rollback(id, 16).expect("it waits"), 0);
+    assert_eq!(service.state().session(id).expect("it lives").device_pages(), 12);
+    let other = service.open(opening(3, 80)).expect("it queues");
+    service.turn(id, turn(prompt(4, 20), 3)).expect("it waits");
+    assert_eq!(tokens(&mut service, id), alone("tiny-gqa", &[(prompt(4, 20), 3)])[0]);
+    assert_eq!(service.state().session(other).expect("it lives").device_pages(), 0);
+}

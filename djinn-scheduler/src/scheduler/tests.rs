@@ -371,6 +371,19 @@ fn a_lost_context_is_computed_again_up_to_a_stop() {
 }
 
 #[test]
+fn reserved_pages_stay_with_a_session_that_is_rolled_back() {
+    let mut scheduler = small(Box::new(NeverEvict));
+    waiting(&mut scheduler, 0, 300, ms(0));
+    for tokens in [200, 0] {
+        scheduler.event(id(0), SessionEvent::Rollback { tokens }, ms(1)).expect("it waits");
+        scheduler.state().audit();
+        assert_eq!((of(&scheduler, 0).context, of(&scheduler, 0).device_pages()), (tokens, 64));
+    }
+    scheduler.event(id(0), SessionEvent::NextTurn { prompt: 50, max_tokens: 8 }, ms(2)).expect("it waits");
+    assert_eq!(step(&mut scheduler, &[], ms(2)).rows(), 50);
+}
+
+#[test]
 fn a_pause_within_a_step_keeps_what_the_step_did() {
     let mut scheduler = small(Box::new(Lru));
     scheduler.arrive(&arrival(0, 100, 128), ms(0)).expect("it fits");
