@@ -218,6 +218,9 @@ impl Conversation {
     /// Forgets that tokens from `from` on were computed. Each was chosen by the model, and had a row of its own.
     pub(super) fn computed_until(&mut self, from: u64) {
         self.computed = self.computed.min(from);
+        if let Some(record) = &mut self.record {
+            record.computed_until(from);
+        }
     }
 
     /// Appends a chosen token. Returns why the turn ends with it, if it does. `most` is the longest context.

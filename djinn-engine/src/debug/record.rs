@@ -301,6 +301,16 @@ impl Record {
         for Written { hook, positions, edit } in &mut self.written {
             if positions.end > tokens {
                 positions.end = tokens;
+    /// Tokens from `from` on are not computed after all: a step did not count. What was set while it was under way
+    /// concerns them as well.
+    pub(crate) fn computed_until(&mut self, from: u64) {
+        self.counted = self.counted.min(from);
+        self.private_from = self.private_from.map(|private_from| private_from.min(from));
+        if let Some((start, _)) = self.steering.last_mut() {
+            *start = from.min(*start);
+        }
+    }
+
                 *edit = edit.part(0..(tokens - positions.start) as usize, hook.columns.1 as usize);
             }
         }

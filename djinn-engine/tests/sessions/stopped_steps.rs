@@ -1,10 +1,11 @@
-//! The steps of sessions that stop: the tokens of a stop are computed in one step until they count.
+//! The steps of sessions that stop: the tokens of a stop are computed in one step until they count, and what is set while
+//! steps are under way concerns every token that is computed after them.
 
 use super::sharing::{end_all, settle};
 use super::stopped::{breakpoint, hooked, look};
 use super::*;
-use djinn_engine::debug::{Breakpoint, DebugSetup, Debugger, Filter, Look, TokenKind};
-use djinn_engine::{Opening, Origin, Turn};
+use djinn_engine::debug::{Breakpoint, DebugSetup, Debugger, Filter, Look, Steering, TokenKind};
+use djinn_engine::{Edit, Opening, Origin, Turn};
 use djinn_scheduler::{Residency, SessionEvent, SessionId};
 use std::ops::Range;
 
@@ -112,4 +113,36 @@ fn a_stop_in_a_later_prompt_is_looked_at_after_its_pages_were_given_up() {
     let want = alone("tiny-gqa", &[(prompt(3, 30), 1), (prompt(4, 40), 9)]);
     assert_eq!(finish(&mut service, id), want.concat());
     close(service, 14);
+}
+
+/// Two steps are under way when it is set, and the first one ends the turn.
+#[test]
+fn what_is_set_before_a_dropped_step_concerns_its_token() {
+    let tokens = prompt(3, 20);
+    let want = alone("tiny-gqa", &[(tokens.clone(), 9)]);
+    let stop = want[0][5];
+    assert!(!want[0][..5].contains(&stop));
+    let mut service = service(48);
+    let turn = Turn { tokens, max_tokens: 60, stop_tokens: vec![stop], ..Turn::default() };
+    let id = service.open(Opening { turn, ..Opening::default() }).expect("there is room");
+    let known = |service: &Sim| service.tokens(id).expect("it is open").0.len();
+    while service.state().session(id).expect("it lives").in_step < 2 || known(&service) < 25 {
+        service.pump().expect("it runs");
+        assert!(known(&service) < 26, "there are two steps under way");
+    }
+    let read = Breakpoint { pause: false, capture: true, ..breakpoint(&service, "blocks.1.hook_in") };
+    service.set_breakpoint(id, read).expect("there is room");
+    let hook = service.hook("blocks.0.hook_out").expect("a hook of the model");
+    let (name, edit) = ("test".to_owned(), Edit::scale(1.5));
+    let steering = Steering { name, hook, edit, tokens: TokenKind::Any };
+    service.steer(id, vec![steering]).expect("there is room");
+    settle(&mut service);
+    assert_eq!((service.state().session(id).expect("it lives").context, known(&service)), (25, 26));
+    service.turn(id, Turn { tokens: prompt(4, 3), max_tokens: 2, ..Turn::default() }).expect("it waits");
+    settle(&mut service);
+    let captures = service.take_captures(id).expect("it is open").captures;
+    let captured: Vec<u64> = captures.into_iter().flat_map(|capture| capture.positions).collect();
+    assert_eq!(captured, [25, 26, 27, 28, 29]);
+    assert_eq!(service.applied(id).expect("it is open"), [("test".to_owned(), 5)]);
+    close(service, 48);
 }
