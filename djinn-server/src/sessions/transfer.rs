@@ -217,9 +217,24 @@ impl Incoming {
     async fn keep(mut self) -> Result<EngineSession, ApiError> {
         let (client, id): (Client, SessionId) = (self.client.clone(), self.session.id);
         self.kept = true;
-        let told = ask(|answer| client.begin_finish(id, true, answer)).await;
-        told.ok_or_else(gone)?.map_err(|error| of_engine(&error))?;
-        Ok(EngineSession { client, id })
+        let own = EngineSession { client: client.clone(), id };
+        let told = ask(|answer| {
+            // If the client has left, the answer is dropped, which ends the session.
+            client.begin_finish(id, true, move |told| answer(told.map(|()| Begun(Some(own)))));
+        });
+        let mut begun = told.await.ok_or_else(gone)?.map_err(|error| of_engine(&error))?;
+        begun.0.take().ok_or_else(gone)
+    }
+}
+
+/// An imported session that has begun in the engine. Dropping it ends the session, unless it was taken.
+struct Begun(Option<EngineSession>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(EngineSession { client, id }) = self.0.take() {
+            client.abort(id);
+        }
     }
 }
 
@@ -331,3 +346,6 @@ fn of_engine(error: &EngineError) -> ApiError {
         error => ApiError::of_engine(error, "id"),
     }
 }
+
+#[cfg(test)]
+mod tests;
