@@ -19,7 +19,10 @@ impl<D: Ops> Engine<D> {
     pub fn measure_cost(&mut self, pages: &mut Pages) -> Result<CostModel> {
         let mut sequence = Sequence::default();
         let measured = self.measure_on(pages, &mut sequence);
-        sequence.release(pages);
+        // After a failure its pages may be in the middle of a copy, and nothing runs any more.
+        if !matches!(sequence.residency(), Residency::Leaving | Residency::Arriving) {
+            sequence.release(pages);
+        }
         measured
     }
 

@@ -1,6 +1,6 @@
 //! Forced parking: a session's tokens and the bytes of its keys and values are those of one that never left.
 
-use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice, SimFault, SimFaults};
 use djinn_device::{DType, Ops};
 use djinn_engine::{Budget, Engine, Entry, Error, Options, Pages, Sequence, Wanted, greedy};
 use djinn_models::{Location, OpenOptions, open};
@@ -353,4 +353,22 @@ fn rates_are_measured_and_leave_nothing() {
         assert_eq!((moved.out.transfers, moved.back.transfers), (ways, ways), "{host_pages} host pages");
         assert_eq!(cost.page_bytes, walk.engine.plan().kv.page_bytes());
     }
+}
+
+/// A copy that fails while rates are measured is an error.
+#[test]
+fn a_device_that_fails_while_rates_are_measured_is_told() {
+    let options = Options { host_pages: 5, ..options() };
+    let (mut call, mut failed) = (1, 0);
+    loop {
+        let faults = SimFaults::default();
+        let device = SimDevice::with_faults(SimConfig::default(), faults.clone()).expect("a device");
+        let mut walk = Walk::load(device, "tiny-gqa", &options, None).expect("it loads");
+        faults.plant(call, SimFault::Call);
+        if walk.engine.measure_cost(&mut walk.pages).is_ok() {
+            break;
+        }
+        (call, failed) = (call + 1, failed + 1);
+    }
+    assert!(failed > 10, "few calls can fail: {failed}");
 }
