@@ -75,6 +75,12 @@ impl<D: Ops> Service<D> {
             let (token, ended) = match self.await_happening(id)? {
                 None => continue,
                 Some(Happening::Token { token, finish, .. }) => (token, finish),
+                Some(Happening::Paused(_)) => {
+                    self.end_turn(id)?;
+                    return Err(Error::Option(
+                        "no debugger lets this turn go on; clear the session's breakpoints",
+                    ));
+                }
                 Some(gone) => {
                     *session = None;
                     return Err(gone.into_error(id));

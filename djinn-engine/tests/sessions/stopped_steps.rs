@@ -5,7 +5,7 @@ use super::sharing::{end_all, settle};
 use super::stopped::{breakpoint, hooked, look};
 use super::*;
 use djinn_engine::debug::{Breakpoint, DebugSetup, Debugger, Filter, Look, Steering, TokenKind};
-use djinn_engine::{Edit, Opening, Origin, Turn};
+use djinn_engine::{Edit, Error, Opening, Origin, Turn};
 use djinn_scheduler::{Residency, SessionEvent, SessionId};
 use std::ops::Range;
 
@@ -144,5 +144,25 @@ fn what_is_set_before_a_dropped_step_concerns_its_token() {
     let captured: Vec<u64> = captures.into_iter().flat_map(|capture| capture.positions).collect();
     assert_eq!(captured, [25, 26, 27, 28, 29]);
     assert_eq!(service.applied(id).expect("it is open"), [("test".to_owned(), 5)]);
+    close(service, 48);
+}
+
+/// No debugger could let it go on.
+#[test]
+fn generating_ends_at_a_breakpoint_with_an_error() {
+    let mut service = service(48);
+    let stop = at_prompts(&service);
+    let id = open(&mut service, prompt(3, 9), 1, Vec::new());
+    settle(&mut service);
+    let stop = service.set_breakpoint(id, stop).expect("there is room");
+    let (tokens, _) = service.tokens(id).expect("it is open");
+    let request = Request { prompt: [tokens, prompt(4, 5)].concat(), max_tokens: 4, ..Request::default() };
+    let mut session = Some(id);
+    let go_on = &mut |_| ControlFlow::Continue(());
+    assert!(matches!(service.generate(&mut session, &request, go_on), Err(Error::Option(_))));
+    assert_eq!(session, Some(id));
+    service.clear_breakpoint(id, stop).expect("it lives");
+    let generated = service.generate(&mut session, &request, go_on).expect("it runs");
+    assert_eq!(generated.tokens, alone("tiny-gqa", &[(prompt(3, 9), 1), (prompt(4, 5), 4)])[1]);
     close(service, 48);
 }
