@@ -60,11 +60,11 @@ impl<D: Ops> Batcher<D> {
         Ok(())
     }
 
-    /// Gives a new session its breakpoints and steering. `salted` says that the salt of its prefixes contains the
-    /// steering.
+    /// Gives a new session its breakpoints and steering, beside the changes that a fork has from its parent. `salted`
+    /// says that the salt of its prefixes contains the steering.
     pub(crate) fn set_up(&mut self, id: SessionId, setup: DebugSetup, salted: bool) {
-        if let Some(conversation) = self.conversations.get_mut(&id) {
-            conversation.record = Some(Box::new(Record::new(setup, salted)));
+        if let Ok(record) = self.record_mut(id) {
+            record.set_up(setup, salted);
         }
     }
 

@@ -97,18 +97,24 @@ impl std::fmt::Debug for Record {
 impl Record {
     /// The record of a new session. `salted` says that the salt of its prefixes contains its steering.
     pub(crate) fn new(setup: DebugSetup, salted: bool) -> Self {
-        let DebugSetup { breakpoints, steering } = setup;
         let mut record = Record::after(0);
+        record.set_up(setup, salted);
+        record
+    }
+
+    /// Adds breakpoints, and steering from the first token on that was not computed.
+    pub(crate) fn set_up(&mut self, setup: DebugSetup, salted: bool) {
+        let DebugSetup { breakpoints, steering } = setup;
         if !salted {
-            record.be_private();
+            self.be_private();
         }
         if !steering.is_empty() {
-            record.steering.push((0, steering));
+            self.steering.retain(|(start, _)| *start < self.counted);
+            self.steering.push((self.counted, steering));
         }
         for breakpoint in breakpoints {
-            record.arm(breakpoint);
+            self.arm(breakpoint);
         }
-        record
     }
 
     /// The record of a session whose first `computed` tokens were computed already.
@@ -295,12 +301,6 @@ impl Record {
         self.applied.iter().map(|(name, &tokens)| (name.clone(), tokens)).collect()
     }
 
-    /// Drops all but the first `tokens` tokens.
-    pub(crate) fn truncate(&mut self, tokens: u64) {
-        self.written.retain(|written| written.positions.start < tokens);
-        for Written { hook, positions, edit } in &mut self.written {
-            if positions.end > tokens {
-                positions.end = tokens;
     /// Tokens from `from` on are not computed after all: a step did not count. What was set while it was under way
     /// concerns them as well.
     pub(crate) fn computed_until(&mut self, from: u64) {
@@ -311,6 +311,12 @@ impl Record {
         }
     }
 
+    /// Drops all but the first `tokens` tokens.
+    pub(crate) fn truncate(&mut self, tokens: u64) {
+        self.written.retain(|written| written.positions.start < tokens);
+        for Written { hook, positions, edit } in &mut self.written {
+            if positions.end > tokens {
+                positions.end = tokens;
                 *edit = edit.part(0..(tokens - positions.start) as usize, hook.columns.1 as usize);
             }
         }

@@ -295,3 +295,29 @@ fn a_cache_of_int8_is_read_exactly_and_rounds_what_is_written() {
     finish(&mut service, id);
     close(service, 0);
 }
+
+/// Breakpoints and steering of a fork come to what it has from its parent.
+#[test]
+fn a_fork_with_breakpoints_has_its_parents_changes() {
+    let mut service = service(13, "tiny-gqa", 0);
+    let id = open(&mut service, 5, &[3]);
+    edit(&mut service, id, scaled(0, KvHalf::Values, 4..20, -3.0)).expect("it is stopped");
+    finish(&mut service, id);
+    let mut forks = Vec::new();
+    for breakpoints in [Vec::new(), vec![breakpoint(&service, "blocks.1.hook_in")]] {
+        let turn = Turn { tokens: prompt(6, 3), max_tokens: 4, ..Turn::default() };
+        let (origin, debug) = (Origin::Fork(id), DebugSetup { breakpoints, steering: Vec::new() });
+        let fork =
+            service.open(Opening { turn, origin, debug, ..Opening::default() }).expect("there is room");
+        settle(&mut service);
+        if let Some(at) = service.paused_at(fork) {
+            assert!(at.positions.start >= PROMPT as u64 + TOKENS - 1, "it stops at its own tokens");
+            bring(&mut service, fork, Residency::Gone);
+        }
+        forks.push(finish(&mut service, fork));
+        service.event(fork, SessionEvent::End).expect("it is open");
+        settle(&mut service);
+    }
+    assert_eq!(forks[0], forks[1]);
+    close(service, 0);
+}
