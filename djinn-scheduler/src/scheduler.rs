@@ -170,6 +170,15 @@ impl Scheduler {
         Err(Error::Refused { session: id, why })
     }
 
+    /// Checks a turn with whose prompt a session has `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] or [`Error::EmptyTurn`], as the turn itself would be refused; [`Error::Missing`].
+    pub fn check_turn(&self, id: SessionId, tokens: u64, max_tokens: u64) -> Result<()> {
+        let session = self.state.session(id).ok_or(Error::Missing { session: id })?;
+        check_turn(id, 0, tokens, max_tokens, session.limit)
+    }
+
     /// Applies an event to a session.
     pub fn event(&mut self, id: SessionId, event: SessionEvent, now: Duration) -> Result<()> {
         let session = self.state.sessions.get_mut(&id).filter(|session| !session.ending);

@@ -78,6 +78,8 @@ impl<D: Ops> Service<D> {
     pub fn prompt(&mut self, id: SessionId, mut turn: Turn) -> Result<u64> {
         self.batcher.check(&turn)?;
         let known = self.batcher.tokens(id).ok_or(Error::NoSession { session: id.0 })?;
+        // A turn that is refused costs the session nothing.
+        self.core.scheduler().check_turn(id, turn.tokens.len() as u64, turn.max_tokens)?;
         // The last token is always computed, since its logits are wanted.
         let old = &turn.tokens[..turn.tokens.len() - 1];
         let same = known.iter().zip(old).take_while(|(a, b)| a == b).count();

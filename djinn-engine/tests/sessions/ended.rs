@@ -1,7 +1,7 @@
 //! Turns that their client ends, and sessions that are rolled back: what follows is as if nothing else had been said.
 
 use super::*;
-use djinn_engine::{Finish, Generate, Happening, Opening, SessionId, Turn};
+use djinn_engine::{Error, Finish, Generate, Happening, Opening, SessionId, Turn};
 use djinn_scheduler::{Phase, SessionEvent};
 
 fn turn(tokens: Vec<u32>, max_tokens: u64) -> Turn {
@@ -130,4 +130,15 @@ fn a_rolled_back_session_keeps_its_reserved_pages() {
     service.turn(id, turn(prompt(4, 20), 3)).expect("it waits");
     assert_eq!(tokens(&mut service, id), alone("tiny-gqa", &[(prompt(4, 20), 3)])[0]);
     assert_eq!(service.state().session(other).expect("it lives").device_pages(), 0);
+}
+
+#[test]
+fn a_prompt_that_is_refused_costs_its_session_nothing() {
+    let mut service = serve(sim(SimConfig::default()), "tiny-gqa", &options(24, 0), &settings("lru"));
+    let id = service.open(Opening { turn: turn(prompt(1, 20), 3), ..Opening::default() }).expect("room");
+    tokens(&mut service, id);
+    let known = service.batcher().tokens(id).expect("it lives").to_vec();
+    let refused = service.prompt(id, turn(prompt(2, 90), 30)).expect_err("the context has 96");
+    assert!(matches!(refused, Error::Scheduler(djinn_scheduler::Error::TooLong { limit: 96, .. })));
+    assert_eq!(service.batcher().tokens(id), Some(&*known));
 }
