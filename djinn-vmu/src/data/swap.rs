@@ -174,9 +174,11 @@ impl Swap {
             }
             Direction::In => device.wait(self.back.stream, self.grown)?,
         }
+        // A refused call leaves the events here.
+        let asked = *self.spare.last().expect("a transfer's events are made before it begins");
+        device.record(self.calls, asked)?;
         let mut event = || self.spare.pop().expect("a transfer's events are made before it begins");
         let (asked, begin) = (event(), event());
-        device.record(self.calls, asked)?;
         // Pages that several sessions leave with are compared once.
         let compared: Vec<PagePair> = match (&self.check, direction) {
             (Some(_), Direction::Out) => {
