@@ -457,7 +457,7 @@ fn a_session_with_a_changed_cache_does_not_leave() {
             ttl,
             at_ttl,
         };
-        debugger.set_breakpoint(id, stop).expect("there is room");
+        debugger.set_breakpoint(id, stop).expect("there is room")
     };
     served.ask(|client, answer| client.begin_debug(move |debugger| answer(stop(debugger))));
     let (sender, happenings) = channel();

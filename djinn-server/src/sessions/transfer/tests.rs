@@ -28,7 +28,9 @@ async fn a_session_that_begins_for_nobody_ends() {
         let incoming = Incoming::begin(client.clone(), shape, image.clone()).await.expect("there is room");
         // The engine's thread waits, so that no answer comes before the client leaves.
         let (go_on, goes_on) = std::sync::mpsc::channel::<()>();
-        client.begin_debug(move |_| goes_on.recv().expect_err("it goes on"));
+        client.begin_debug(move |_| {
+            let _ = goes_on.recv();
+        });
         let mut keep = Box::pin(incoming.keep());
         timeout(Duration::ZERO, &mut keep).await.expect_err("no answer comes");
         if leaves {
