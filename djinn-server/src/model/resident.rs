@@ -148,6 +148,7 @@ impl Resident {
             runs: Arc::clone(runs),
             planned: Mutex::new(planned.map_err(Some)),
             is_told: AtomicBool::new(false),
+            full: Mutex::default(),
         };
         pool.add(Box::new(seat), inbox.after_telling(move || outbox.pass_on()), wanted);
     }
@@ -170,6 +171,8 @@ struct Seat {
     planned: Mutex<std::result::Result<Planned, Option<Error>>>,
     /// Whether a waiting owner got the reason of a failed load, so that it is not logged.
     is_told: AtomicBool,
+    /// Why the last load failed, if host memory was full.
+    full: Mutex<Option<djinn_engine::Error>>,
 }
 
 impl Seat {
@@ -180,9 +183,12 @@ impl Seat {
     /// A waiting owner gets the error itself.
     fn refuse(&self, error: Error) -> LoadError {
         let error = match error {
-            Error::Host(djinn_host::Error::Engine(error)) if !self.is_awaited() || is_full(&error) => {
-                return error.into();
+            Error::Host(djinn_host::Error::Engine(error)) if is_full(&error) => {
+                let why = error.to_string();
+                *lock(&self.full) = Some(error);
+                return LoadError::NoHostRoom(why);
             }
+            Error::Host(djinn_host::Error::Engine(error)) if !self.is_awaited() => return error.into(),
             error => error,
         };
         let why = one_line(error.unwrapped());
@@ -214,6 +220,7 @@ impl<D: Ops> PoolModel<D> for Seat {
         runtime: &Rc<Runtime<D>>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> std::result::Result<Service<D>, LoadError> {
+        lock(&self.full).take();
         let options = match &mut *lock(&self.planned) {
             Ok(planned) => Ok(planned.options.clone()),
             Err(error) => {
@@ -249,7 +256,9 @@ impl<D: Ops> PoolModel<D> for Seat {
         if let Residence::Unloaded(Some(why)) = &residence
             && let Some(follower) = lock(&self.follower).take()
         {
-            let _ = follower.reports.send(Report::Ready(Box::new(Err(Error::Setting(why.clone())))));
+            let full = lock(&self.full).take().map(|error| Error::Host(djinn_host::Error::Engine(error)));
+            let error = full.unwrap_or_else(|| Error::Setting(why.clone()));
+            let _ = follower.reports.send(Report::Ready(Box::new(Err(error))));
             self.is_told.store(true, Ordering::Relaxed);
         }
         if let Residence::Unloaded(Some(why)) = &residence
