@@ -35,14 +35,6 @@ fn stopped(service: &mut Sim, tokens: Vec<u32>) -> SessionId {
     id
 }
 
-fn close(mut service: Sim, pages: u32) {
-    for id in service.state().sessions().map(|session| session.id).collect::<Vec<_>>() {
-        service.event(id, SessionEvent::End).expect("it is open");
-    }
-    settle(&mut service);
-    end_all(service, (pages, 0));
-}
-
 /// A change of one token takes 736 bytes of a step of 44 rows. One session may have them all.
 #[test]
 fn a_fork_needs_the_memory_of_its_parents_changes() {
@@ -65,7 +57,7 @@ fn a_fork_needs_the_memory_of_its_parents_changes() {
     plain(&mut service, prompt(9, 10), 60);
     service.resume_until(id, None).expect("it is stopped");
     settle(&mut service);
-    close(service, 48);
+    end_all(service, (48, 0));
 }
 
 /// What waits to be changed takes memory once it is, and is written again after the pages were given up.
@@ -93,5 +85,5 @@ fn changes_of_a_cache_that_wait_are_counted() {
     assert_eq!(service.state().session(id).expect("it lives").residency(), Residency::Gone);
     service.resume_until(id, None).expect("it is stopped");
     settle(&mut service);
-    close(service, 14);
+    end_all(service, (14, 0));
 }

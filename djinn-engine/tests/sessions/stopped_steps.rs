@@ -43,14 +43,6 @@ fn finish(service: &mut Sim, id: SessionId) -> Vec<u32> {
     by_model.into_iter().flat_map(|turn| tokens[turn.start as usize..turn.end as usize].to_vec()).collect()
 }
 
-fn close(mut service: Sim, pages: u32) {
-    for id in service.state().sessions().map(|session| session.id).collect::<Vec<_>>() {
-        service.event(id, SessionEvent::End).expect("it is open");
-    }
-    settle(&mut service);
-    end_all(service, (pages, 0));
-}
-
 /// The prompt is as long as a step without decodes.
 #[test]
 fn a_stop_that_fills_a_step_is_looked_at_beside_decodes() {
@@ -88,7 +80,7 @@ fn a_stop_that_fills_a_step_is_looked_at_beside_decodes() {
         let (tokens, _) = service.tokens(other).expect("it is open");
         assert_eq!(tokens[4..], alone("tiny-gqa", &[(prompt(seed, 4), 80)])[0], "session {seed}");
     }
-    close(service, 48);
+    end_all(service, (48, 0));
 }
 
 /// The stop begins within what would be a step of the lost context.
@@ -112,7 +104,7 @@ fn a_stop_in_a_later_prompt_is_looked_at_after_its_pages_were_given_up() {
     }
     let want = alone("tiny-gqa", &[(prompt(3, 30), 1), (prompt(4, 40), 9)]);
     assert_eq!(finish(&mut service, id), want.concat());
-    close(service, 14);
+    end_all(service, (14, 0));
 }
 
 /// Two steps are under way when it is set, and the first one ends the turn.
@@ -144,7 +136,7 @@ fn what_is_set_before_a_dropped_step_concerns_its_token() {
     let captured: Vec<u64> = captures.into_iter().flat_map(|capture| capture.positions).collect();
     assert_eq!(captured, [25, 26, 27, 28, 29]);
     assert_eq!(service.applied(id).expect("it is open"), [("test".to_owned(), 5)]);
-    close(service, 48);
+    end_all(service, (48, 0));
 }
 
 /// No debugger could let it go on.
@@ -164,5 +156,5 @@ fn generating_ends_at_a_breakpoint_with_an_error() {
     service.clear_breakpoint(id, stop).expect("it lives");
     let generated = service.generate(&mut session, &request, go_on).expect("it runs");
     assert_eq!(generated.tokens, alone("tiny-gqa", &[(prompt(3, 9), 1), (prompt(4, 5), 4)])[1]);
-    close(service, 48);
+    end_all(service, (48, 0));
 }
