@@ -277,7 +277,8 @@ impl Isa {
     }
 
     /// Runs a kernel with this instruction set.
-    // Without `#[inline]`, which would compile every kernel once for each unit of code that calls it.
+    // Inlined, every kernel is compiled once for each unit of code that calls it: too often for tests.
+    #[cfg_attr(not(debug_assertions), inline)]
     pub(crate) fn run(self, kernel: impl Kernel) {
         match self {
             #[cfg(target_arch = "x86_64")]

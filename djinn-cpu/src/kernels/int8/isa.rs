@@ -76,6 +76,8 @@ impl ByteIsa {
     }
 
     /// Runs a kernel with this instruction set.
+    // As `Isa::run`.
+    #[cfg_attr(not(debug_assertions), inline)]
     pub(crate) fn run(self, kernel: impl ByteKernel) {
         match self {
             #[cfg(target_arch = "x86_64")]
