@@ -87,7 +87,7 @@ class Session:
         :param action: pause there, copy the values, or both.
         :param tokens: the prompt's, those that the model chose, or any.
         :param positions: places in the conversation, from, to.
-        :param steps: steps of the session, from, to.
+        :param steps: places of generated tokens in their turn, from, to; the first is 1.
         :param condition: hits only there.
         :param hits: how often; once for a pause, without an end for a capture, if not given.
         :param ttl: seconds that a pause may last.

@@ -57,7 +57,7 @@ class SteeringStore:
         self._http.ask("DELETE", self._path(name))
 
     def set_default(self, name: str, scale: float = 1.0, *, prompt: bool = True, generation: bool = True) -> None:
-        """Steers all sessions that are opened from now on."""
+        """Steers all requests of the key that have no field `steering`."""
         body = {"scale": float(scale), "apply": {"prompt": prompt, "generation": generation}}
         self._http.ask("PUT", self._path(name) + "/default", json=body)
 

@@ -179,7 +179,7 @@ class Vector:
     scale: float = 1.0
     #: These of its layers, instead of all.
     layers: Sequence[int] | None = None
-    #: Keeps the length of what is steered.
+    #: EasySteer's field. The server refuses `True`.
     normalize: bool = False
     #: Whether the prompt's tokens are steered, and those that the model chooses.
     prompt: bool = True
