@@ -1,6 +1,7 @@
 //! Facts about the machine from the operating system. Unknown facts are `None`, as on systems without `/proc`.
 
 use std::fs;
+use std::path::Path;
 
 /// The processor's name.
 pub fn cpu_name() -> Option<String> {
@@ -17,9 +18,9 @@ pub fn threads() -> usize {
 /// Host memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes of the machine.
+    /// Bytes of the machine, or of the control group (container) if that has fewer.
     pub total: u64,
-    /// Bytes available without swapping.
+    /// Bytes available without swapping, of both.
     pub available: u64,
     /// Free swap space.
     pub swap_free: u64,
@@ -29,9 +30,39 @@ pub struct Memory {
     pub huge_size: u64,
 }
 
-/// Host memory, as the kernel counts it.
+/// Host memory, as the kernel counts it, within the limits of this process's control groups (version 2).
 pub fn memory() -> Option<Memory> {
-    parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)
+    let memory = parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Some(within_groups(memory, Path::new("/sys/fs/cgroup"), &groups))
+}
+
+/// `memory` within the limits of the control group that `groups`, the text of `/proc/self/cgroup`, names, and of those above
+/// it. `root` is where their files are. In a container the group's own folder is the root.
+fn within_groups(mut memory: Memory, root: &Path, groups: &str) -> Memory {
+    let name = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    for group in Path::new(name).ancestors() {
+        let number = |file: &str| {
+            let text = fs::read_to_string(root.join(group).join(file)).ok()?;
+            text.trim().parse::<u64>().ok()
+        };
+        // `max`, which is no number, is no limit.
+        if let Some(limit) = number("memory.max") {
+            // Cached files are given up when memory is needed.
+            let stat = fs::read_to_string(root.join(group).join("memory.stat")).unwrap_or_default();
+            let cached =
+                |key: &str| stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
+            let cached = cached("inactive_file ").unwrap_or(0);
+            let used = number("memory.current").unwrap_or(0).saturating_sub(cached);
+            memory.total = memory.total.min(limit);
+            memory.available = memory.available.min(limit.saturating_sub(used));
+        }
+        if let Some(limit) = number("memory.swap.max") {
+            let used = number("memory.swap.current").unwrap_or(0);
+            memory.swap_free = memory.swap_free.min(limit.saturating_sub(used));
+        }
+    }
+    memory
 }
 
 /// The most memory that this process ever had resident, in bytes.
@@ -122,5 +153,31 @@ mod tests {
         assert_eq!(parse_memlock(limits), Some(Limit::Bytes(65536)));
         assert_eq!(parse_memlock("Max locked memory unlimited unlimited bytes"), Some(Limit::Unlimited));
         assert_eq!(parse_memlock(""), None);
+    }
+
+    #[test]
+    fn control_groups_bound_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let machine = Memory { total: 1000, available: 900, swap_free: 80, huge_free: 3, huge_size: 2 };
+        let within = |groups: &str| within_groups(machine, root.path(), groups);
+        assert_eq!(within("0::/a/b\n"), machine);
+        write("a/memory.max", "500\n");
+        write("a/memory.current", "300\n");
+        write("a/memory.stat", "anon 150\ninactive_file 100\n");
+        write("a/b/memory.max", "max\n");
+        write("a/b/memory.swap.max", "0\n");
+        let bounded = Memory { total: 500, available: 300, swap_free: 0, ..machine };
+        assert_eq!(within("0::/a/b\n"), bounded);
+        assert_eq!(within("1:cpu:/x\n0::/a\n"), Memory { swap_free: 80, ..bounded });
+        assert_eq!(within("0::/c\n"), machine);
+        // A container's own group is the root.
+        write("memory.max", "200\n");
+        write("memory.current", "300\n");
+        assert_eq!(within("0::/\n"), Memory { total: 200, available: 0, ..machine });
     }
 }
