@@ -14,6 +14,7 @@ mod tests;
 pub use value::{Array, Value};
 
 use crate::file::{self, Input, Stored};
+use crate::safetensors::MAX_TENSORS;
 use crate::{Error, Result, TensorFile, TensorInfo};
 use cursor::Cursor;
 use djinn_srg::DType;
@@ -176,6 +177,9 @@ fn alignment(input: &Input, metadata: &BTreeMap<String, Value>) -> Result<u64> {
 fn read_entries(cursor: &mut Cursor<'_>, count: u64, alignment: u64) -> Result<Vec<Entry>> {
     // A name's length, the number of dimensions, the type and the offset.
     cursor.check_count(count, 24, "tensors")?;
+    if count > MAX_TENSORS as u64 {
+        return Err(cursor.malformed(format!("it has {count} tensors, more than {MAX_TENSORS}")));
+    }
     let mut entries = Vec::new();
     for _ in 0..count {
         let entry = read_entry(cursor)?;

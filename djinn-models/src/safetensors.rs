@@ -15,7 +15,7 @@ pub use write::TensorWriter;
 use crate::file::{self, Input, Stored};
 use crate::{Error, Result, TensorFile, TensorInfo, packed};
 use djinn_srg::DType;
-pub(crate) use header::{MAX_HEADER_BYTES, read as tensors_of};
+pub(crate) use header::{MAX_HEADER_BYTES, MAX_TENSORS, read as tensors_of};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;

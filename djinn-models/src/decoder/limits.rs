@@ -12,7 +12,8 @@ const MAX_INTERMEDIATE: u64 = 1 << 24;
 const MAX_HEADS: u64 = 1 << 16;
 const MAX_HEAD_DIM: u64 = 1 << 13;
 const MAX_ATTENTION_WIDTH: u64 = 1 << 22;
-const MAX_VOCAB: u64 = 1 << 28;
+/// What devices choose tokens from: `Choose::MOST_VOCAB` of `djinn-device`.
+const MAX_VOCAB: u64 = 1 << 22;
 const MAX_CONTEXT: u64 = 1 << 31;
 /// Experts of all blocks together: each is a few nodes of the graph.
 const MAX_ALL_EXPERTS: u64 = 1 << 17;

@@ -196,6 +196,13 @@ fn absurd_counts_and_lengths_are_refused_before_allocating() {
 }
 
 #[test]
+fn more_tensors_than_any_model_has_are_refused() {
+    let many = |count: usize| Writer::new(3, count as u64, 0).raw(&vec![0; count * 24]);
+    many(MAX_TENSORS).refused("ends at byte");
+    many(MAX_TENSORS + 1).refused("it has 200001 tensors, more than 200000");
+}
+
+#[test]
 fn malformed_metadata_is_refused() {
     Writer::new(3, 0, 1).str("k").u32(13).data(64).refused("metadata key `k` has the unknown type 13");
     Writer::new(3, 0, 1).str("k").u32(9).u32(13).u64(0).refused("an array of the unknown type 13");

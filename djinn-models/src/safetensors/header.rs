@@ -12,7 +12,7 @@ use std::fmt;
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: u64 = 8;
 /// The most tensors of a file. A header of the longest length has millions that have no bytes.
-const MAX_TENSORS: usize = 200_000;
+pub(crate) const MAX_TENSORS: usize = 200_000;
 
 /// The entries of a header, without duplicates, in the order of the file.
 struct Entries(Vec<(String, Entry)>);
