@@ -47,7 +47,7 @@ pub(crate) fn save(machine: &Machine) -> Result<PathBuf> {
     let text = serde_json::to_string_pretty(machine)?;
     let path = path()?;
     let folder = path.parent().context("the cache has no folder")?;
-    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    crate::own::create(folder)?;
     std::fs::write(&path, text + "\n").with_context(|| path.display().to_string())?;
     Ok(path)
 }
