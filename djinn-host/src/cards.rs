@@ -109,6 +109,15 @@ impl Card {
         })
     }
 
+    /// The card that a driver calls `name`, e.g. `NVIDIA A100-SXM4-80GB`; of several, the one with the longest name.
+    /// `None` for unknown cards and for those of laptops, whose links differ.
+    pub fn of_device(name: &str) -> Option<&'static Card> {
+        let of_device = words(name);
+        let fits = |card: &&Card| words(card.name).iter().all(|word| of_device.contains(word));
+        let known = (!of_device.iter().any(|word| word == "laptop")).then_some(CARDS)?;
+        known.iter().filter(fits).max_by_key(|card| words(card.name).len())
+    }
+
     /// Device memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_mib << 20
@@ -137,6 +146,13 @@ impl Card {
             reserved_bytes: RESERVED_BYTES,
         }
     }
+}
+
+/// The words of a name, sizes without their unit.
+fn words(name: &str) -> Vec<String> {
+    let name = name.to_lowercase();
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    words.map(|word| word.strip_suffix("gb").unwrap_or(word).to_owned()).collect()
 }
 
 /// A name without the parts that users may omit or write otherwise.

@@ -5,6 +5,7 @@ mod tests;
 
 use super::BothWays;
 use crate::gpu::Pcie;
+use djinn_host::Card;
 use serde::{Deserialize, Serialize};
 
 /// 1e9 bytes/s of one lane by generation, after line coding (PCI-SIG's rates: 2.5, 5, 8, 16, 32, 64 GT/s).
@@ -12,22 +13,6 @@ const LANE_GBPS: [f64; 6] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563];
 
 /// Share of that which large pinned copies reach: headers and flow control take the rest.
 const REACHED: f64 = 0.80;
-
-/// Links of known cards, where the card itself does not tell: part of its name, generation, lanes.
-const KNOWN: &[(&str, u32, u32)] = &[
-    ("H200", 5, 16),
-    ("H100", 5, 16),
-    ("B200", 5, 16),
-    ("A100", 4, 16),
-    ("L40", 4, 16),
-    ("L4", 4, 16),
-    ("A10", 4, 16),
-    ("RTX 50", 5, 16),
-    ("RTX 40", 4, 16),
-    ("RTX 30", 4, 16),
-    ("V100", 3, 16),
-    ("T4", 3, 16),
-];
 
 /// What pinned copies should give at least, and by what reckoning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,11 +29,10 @@ fn least(generation: u32, width: u32) -> Option<f64> {
 
 /// What the link should give, and what is wrong with it.
 pub(super) fn judge(measured: BothWays, pcie: Option<Pcie>, card: &str) -> (Option<Expected>, Vec<String>) {
-    let known = || KNOWN.iter().find(|(name, ..)| card.contains(name));
     let (generation, width, source) = match pcie {
         Some(pcie) => (pcie.max_generation, pcie.max_width, "as the card and its slot can"),
-        None => match known() {
-            Some(&(_, generation, width)) => (generation, width, "as such cards have"),
+        None => match Card::of_device(card) {
+            Some(known) => (known.pcie, known.lanes, "as such cards have"),
             None => return (None, vec![format!("what the link of {card} should give is not known")]),
         },
     };

@@ -18,6 +18,26 @@ fn cards_are_found_in_any_spelling() {
 }
 
 #[test]
+fn cards_are_known_by_their_drivers_names() {
+    for (device, card) in [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
+        ("NVIDIA GeForce RTX 4060", "rtx-4060"),
+        ("NVIDIA GeForce RTX 4060 Ti", "rtx-4060-ti"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("Tesla T4", "t4"),
+    ] {
+        assert_eq!(Card::of_device(device).map(|known| known.name), Some(card), "{device}");
+    }
+    for unknown in ["NVIDIA GeForce RTX 4070 Laptop GPU", "Quadro RTX 6000", "NVIDIA GH200 480GB", ""] {
+        assert_eq!(Card::of_device(unknown), None, "{unknown}");
+    }
+}
+
+#[test]
 fn figures_are_of_their_kind() {
     for card in CARDS {
         assert!((8 << 30..192 << 30).contains(&(card.memory_bytes() + (1 << 30))), "{card:?}");

@@ -14,6 +14,8 @@ fn a_healthy_link_is_not_warned_about() {
     assert_eq!(judge(rates(55.4), Some(FULL), "NVIDIA H200").1, Vec::<String>::new());
     assert_eq!(judge(rates(55.4), None, "NVIDIA H200").1, Vec::<String>::new());
     assert_eq!(judge(rates(26.0), None, "NVIDIA L4").1, Vec::<String>::new());
+    // A card of eight lanes.
+    assert_eq!(judge(rates(13.0), None, "NVIDIA GeForce RTX 4060").1, Vec::<String>::new());
 }
 
 #[test]
