@@ -4,10 +4,9 @@ mod exp1;
 mod remote;
 
 use crate::exp2::systems::{self, Choice, System};
-use crate::size;
 use clap::{Args, Parser, Subcommand};
 use djinn_device::DType;
-use djinn_host::{Card, DeviceArgs, WeightEncoding};
+use djinn_host::{Card, DeviceArgs, WeightEncoding, bytes};
 pub(crate) use exp1::Exp1Args;
 use remote::RemoteArgs;
 use std::path::PathBuf;
@@ -70,7 +69,7 @@ pub(crate) struct Exp2Args {
     #[arg(long, value_name = "TYPE", value_parser = djinn_host::kv_type(), conflicts_with = "server")]
     pub(crate) kv_dtype: Option<DType>,
     /// Cap on device memory of the capped systems
-    #[arg(long, value_parser = size::parse, default_value = "20GiB")]
+    #[arg(long, value_parser = bytes, default_value = "20GiB")]
     pub(crate) vram: u64,
     /// Tokens of the prompt
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -134,18 +133,18 @@ pub(crate) struct Exp3Args {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Cap on device memory: weights, activations, and KV pages with what is left
-    #[arg(long, value_parser = size::parse, default_value = "80GiB")]
+    #[arg(long, value_parser = bytes, default_value = "80GiB")]
     pub(crate) vram: u64,
     /// Host memory for KV pages of sessions that are stopped
-    #[arg(long, value_name = "BYTES", value_parser = size::parse, default_value = "48GiB")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "48GiB")]
     pub(crate) host_kv: u64,
     /// Sessions
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(2..=4096))]
     pub(crate) sessions: u32,
     /// Tokens of a session at its end
-    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(32..=1 << 20))]
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
     pub(crate) context: u32,
-    /// Tokens that each session generates; it stops at the middle one
+    /// Tokens that each session generates, at most half of its context; it stops at the middle one
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(4..=4096))]
     pub(crate) tokens: u32,
     /// Where they stop [default: the middle block's output]
@@ -171,7 +170,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "HOW", value_enum)]
     pub(crate) encoding: Option<WeightEncoding>,
     /// Cap on device memory while streaming
-    #[arg(long, value_parser = size::parse, default_value = "20GiB")]
+    #[arg(long, value_parser = bytes, default_value = "20GiB")]
     pub(crate) vram: u64,
     /// Sequences that decode together
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -207,7 +206,7 @@ pub(crate) struct SwapArgs {
     #[arg(long, default_value = "synthetic:llama-2-7b")]
     pub(crate) model: String,
     /// Cap on device memory while streaming [default: what keeps half of the weights resident]
-    #[arg(long, value_parser = size::parse)]
+    #[arg(long, value_parser = bytes)]
     pub(crate) vram: Option<u64>,
     /// Tokens of each session's context
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -243,7 +242,7 @@ impl FromStr for Case {
         if model.is_empty() {
             return Err("the model before the @ is missing".to_owned());
         }
-        Ok(Case { model: model.to_owned(), vram: size::parse(vram)? })
+        Ok(Case { model: model.to_owned(), vram: bytes(vram)? })
     }
 }
 

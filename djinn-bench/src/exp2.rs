@@ -176,7 +176,9 @@ impl Experiment<'_> {
             let ended = process::run(command, Duration::from_secs(args.timeout), self.gpu.as_ref());
             let parse = |text: String| Samples::parse(&text).map_err(|error| one_line(error.as_ref()));
             row.add(ended.output.and_then(parse), ended.memory);
-            if !row.measured() || interrupt::stop() {
+            let measured_s = row.samples.iter().map(|sample| sample.total_ms).sum::<f64>() / 1e3;
+            let enough = args.most_seconds.is_some_and(|most| measured_s >= most as f64);
+            if enough || !row.measured() || interrupt::stop() {
                 break;
             }
         }

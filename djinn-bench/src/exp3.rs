@@ -50,6 +50,8 @@ impl Exp3 {
 
 pub(crate) fn run(args: &Exp3Args) -> Result<()> {
     check_folder(args.json.as_deref())?;
+    let (tokens, context) = (args.tokens, args.context);
+    ensure!(tokens <= context / 2, "--tokens {tokens} is more than half of --context {context}");
     let mut setup = args.device.setup()?;
     let model = model::open(&setup, &args.model)?;
     setup.vram = Some(args.vram);
@@ -62,13 +64,18 @@ pub(crate) fn run(args: &Exp3Args) -> Result<()> {
 
 fn options(setup: &Setup, args: &Exp3Args, model: &Model) -> Result<Options> {
     let options = setup.options_for(model, args.context.into())?;
-    let mut options = options.serving(args.batch.max(8).min(args.sessions));
+    let mut options = options.serving(args.batch.max(8).min(most_sessions(args)));
     options.hook_bytes = 256 << 20;
     // Weights that stream would hide what stops cost.
     options.budget.resident_fraction = Some(1.0);
     let least = Options { pages: Some(1), ..options.clone() }.plan(&model.graph, 0)?;
     options.host_pages = u32::try_from(args.host_kv / least.kv.page_bytes())?;
     Ok(options)
+}
+
+/// Sessions that are open at the same time.
+fn most_sessions(args: &Exp3Args) -> u32 {
+    args.sessions.max(args.batch)
 }
 
 struct Stopping<'a> {
@@ -85,7 +92,7 @@ impl OnDevice for Stopping<'_> {
     fn on<D: Ops + 'static>(self, device: D) -> Result<Exp3> {
         let Stopping { args, model, mut options, setup } = self;
         // As many pages as the budget leaves, and no more than all sessions need.
-        let most = args.context.div_ceil(options.page_tokens) * args.sessions;
+        let most = args.context.div_ceil(options.page_tokens) * most_sessions(args);
         let reserved = device.info().reserved_bytes;
         let fits = |pages: u32| {
             Options { pages: Some(pages), ..options.clone() }.plan(&model.graph, reserved).is_ok()

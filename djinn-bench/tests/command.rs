@@ -141,6 +141,20 @@ fn every_run_may_have_a_process_of_its_own() {
 }
 
 #[test]
+fn runs_in_processes_of_their_own_end_after_the_seconds_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let more = ["--systems", "full", "--runs", "1000", "--fresh", "--most-seconds", "1", "--tokens", "400"];
+    let args =
+        [&["exp2", "--model", "synthetic:tiny", "--vram", "3MiB", "--prompt", "4"][..], &more].concat();
+    let json = folder.path().join("exp2.json").display().to_string();
+    let output = bench(&[&args[..], &["--threads", "1", "--json", &json]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_str(&std::fs::read_to_string(json).expect("JSON")).expect("JSON");
+    let runs = row(&document, "FULL")["samples"].as_array().map_or(0, Vec::len);
+    assert!((1..1000).contains(&runs), "{runs} runs");
+}
+
+#[test]
 fn failing_peers_are_recorded_and_the_others_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let fake = fixture("fake-python.sh");
@@ -263,6 +277,22 @@ fn stopped_sessions_give_their_pages_and_get_them_back() {
     assert!(text(&output.stdout).contains("10 of 10 stopped at once"), "{}", text(&output.stdout));
 }
 
+/// A context that has room for one round of timed steps, and fewer sessions than decode together.
+#[test]
+fn breakpoints_cost_is_measured_in_short_contexts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("exp3.json").display().to_string();
+    let size =
+        ["--vram", "64MiB", "--host-kv", "1MiB", "--context", "256", "--sessions", "2", "--tokens", "8"];
+    let more = ["--batch", "3", "--device", "cpu", "--threads", "1", "--json", &path];
+    let output = bench(&[&["exp3", "--model", "synthetic:tiny"][..], &size[..], &more[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("JSON")).expect("JSON");
+    for kind in document["cost"]["kinds"].as_array().expect("kinds") {
+        assert_eq!(kind["samples_ms"].as_array().map(Vec::len), Some(20), "{kind}");
+    }
+}
+
 #[test]
 fn swaps_are_measured_alone_and_beside_decoding() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -318,6 +348,7 @@ fn bad_arguments_fail_in_one_line() {
         &["exp2", "--model", "synthetic:tiny", "--prompt", "4", "--checkpoint", "/no/such/folder"],
         &["link", "--device", "cuda:99"],
         &["plan", "--case", "synthetic:tiny@1KiB"],
+        &["exp3", "--model", "synthetic:tiny", "--context", "128", "--tokens", "65"],
         &["sweep", "--model", "/no/such/model"],
         &["swap", "--model", "synthetic:tiny", "--vram", "1KiB", "--tokens", "4"],
         &["swap", "--model", "synthetic:tiny", "--tokens", "4000"],

@@ -1,9 +1,8 @@
 //! The command line of experiment 1.
 
 use crate::exp1::policies;
-use crate::size;
 use clap::Args;
-use djinn_host::{Card, DeviceArgs};
+use djinn_host::{Card, DeviceArgs, bytes};
 use std::path::PathBuf;
 
 /// Defaults are of the large experiment. On the CPU without --model they are of a small one that takes a minute.
@@ -17,13 +16,13 @@ pub(crate) struct Exp1Args {
     pub(crate) device: DeviceArgs,
     /// Cap on device memory: weights, activations, and KV pages with what is left [default: 63GiB, or what the machine
     /// has; 2MiB for the tiny model on the CPU]
-    #[arg(long, value_parser = size::parse)]
+    #[arg(long, value_parser = bytes)]
     pub(crate) vram: Option<u64>,
     /// Cap on host memory that Djinn takes [default: half of the machine's; simulated: none]
-    #[arg(long, value_parser = size::parse)]
+    #[arg(long, value_parser = bytes)]
     pub(crate) ram: Option<u64>,
     /// Host memory for KV pages; 0 for none [default: every agent's context, as far as --ram allows]
-    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub(crate) host_kv: Option<u64>,
     /// What agents do: closed, hard, reported, coding, or a trace: a CSV file of Azure's or TraceLab's columns
     #[arg(long, default_value = "closed")]

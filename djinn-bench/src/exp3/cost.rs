@@ -4,7 +4,7 @@
 use super::Bench;
 use crate::remark;
 use crate::statistics::median;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use djinn_device::Ops;
 use djinn_engine::debug::{BreakCondition, Breakpoint, BreakpointId, DebugSetup, Debugger};
 use djinn_engine::{Happening, SessionId};
@@ -33,20 +33,22 @@ pub(crate) struct Kind {
 const BLOCK: u32 = 10;
 /// Tokens of a prompt.
 const PROMPT: u32 = 128;
+/// Steps before anything is timed.
+const WARM_UP: u32 = 2 * BLOCK;
 
 pub(super) fn measure<D: Ops>(bench: &mut Bench<'_, D>, hook: &str) -> Result<Cost> {
     let args = bench.args;
     let names = ["nothing armed", "armed", "a stop in every step"];
-    let rounds =
-        args.steps.div_ceil(BLOCK).min((args.context - PROMPT.min(args.context / 2)) / (4 * BLOCK)).max(1);
     let prompt = PROMPT.min(args.context / 2);
+    let fit = (args.context - prompt - tokens_of(WARM_UP)) / (tokens_of(BLOCK) * names.len() as u32);
+    let rounds = args.steps.div_ceil(BLOCK).min(fit);
     let mut samples: [Vec<f64>; 3] = Default::default();
     let mut ids = Vec::new();
     for seed in 0..args.batch {
         ids.push(bench.open(1_000 + seed, prompt, args.context - prompt, DebugSetup::default())?);
     }
     // Until all decode.
-    block(bench, &ids, 2 * BLOCK, None)?;
+    block(bench, &ids, WARM_UP, None)?;
     let width = bench.service.hook(hook)?.columns.1 as usize;
     let never = BreakCondition::Probe { direction: vec![1.0; width], above: f32::MAX };
     for round in 0..rounds as usize {
@@ -75,6 +77,11 @@ pub(super) fn measure<D: Ops>(bench: &mut Bench<'_, D>, hook: &str) -> Result<Co
     Ok(Cost { batch: args.batch, context: prompt, kinds: kinds.collect() })
 }
 
+/// Tokens that the first session generates in a [`block`] of `steps`.
+const fn tokens_of(steps: u32) -> u32 {
+    steps + 2
+}
+
 /// Times between tokens of the first session over `steps` steps; the first is not counted. With `stop`, another
 /// session stops in every step, and goes on in the next.
 fn block<D: Ops>(
@@ -85,10 +92,13 @@ fn block<D: Ops>(
 ) -> Result<Vec<f64>> {
     let stop = stop.map(|stop| Breakpoint { hits: Some(1), ..stop });
     let (mut times, mut seen, mut next) = (Vec::new(), None, 0);
+    let mut ended = false;
     while times.len() <= steps as usize {
+        ensure!(!ended, "{} ended after {} of {steps} steps", ids[0], times.len());
         for (id, happening) in bench.advance()? {
             match happening {
-                Happening::Token { .. } if id == ids[0] => {
+                Happening::Token { finish, .. } if id == ids[0] => {
+                    ended |= finish.is_some();
                     let now = Instant::now();
                     times.extend(
                         seen.replace(now).map(|before| now.duration_since(before).as_secs_f64() * 1e3),
