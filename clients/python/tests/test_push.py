@@ -18,7 +18,8 @@ import djinn
 class Store:
     """A store that remembers pieces. `breaks` requests of pieces break off after 10 bytes."""
 
-    def __init__(self, breaks: int = 0) -> None:
+    def __init__(self, breaks: int = 0, looks_that_fail: int = 0) -> None:
+        self.looks_that_fail = looks_that_fail
         self.pieces: dict[str, bytes] = {}
         self.wanted: dict[str, int] = {}
         self.manifest: dict[str, Any] = {}
@@ -46,6 +47,9 @@ class Store:
             self.committed = True
             return httpx.Response(201, json={"id": self.manifest["name"]})
         have = self.pieces.get(hash, b"")
+        if request.method == "HEAD" and self.looks_that_fail > 0:
+            self.looks_that_fail -= 1
+            raise httpx.ConnectError("Connection refused", request=request)
         if request.method == "PUT":
             assert int(request.headers["upload-offset"]) == len(have)
             body = request.read()
@@ -88,7 +92,7 @@ def test_what_the_server_has_is_not_sent(tmp_path: Path) -> None:
 
 def test_a_push_goes_on_where_it_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djinn.push.time.sleep", lambda _: None)
-    store = Store(breaks=3)
+    store = Store(breaks=3, looks_that_fail=1)
     folder = checkpoint(tmp_path / "base", shared=SHARED, own=OWN)
     pushed = store.client.push(folder, connections=1)
     assert store.committed and pushed.sent == pushed.bytes and store.received < pushed.bytes
@@ -96,6 +100,30 @@ def test_a_push_goes_on_where_it_broke_off(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(djinn.ServerUnreachable):
         broken.client.push(folder, connections=1)
     assert not broken.committed
+
+
+def test_the_files_of_weights_are_those_that_the_command_sends(tmp_path: Path) -> None:
+    def sent(folder: Path) -> list[str]:
+        store = Store()
+        store.client.push(folder)
+        return [file["path"] for file in store.manifest["files"] if file["path"].endswith(".safetensors")]
+
+    folder = checkpoint(tmp_path / "model", own=OWN)
+    whole, (first, second) = folder / "model.safetensors", (folder / f"model-{n}.safetensors" for n in "12")
+    for copy in (first, second, folder / "consolidated.safetensors"):
+        copy.write_bytes(whole.read_bytes())
+    assert sent(folder) == ["model.safetensors"]
+    whole.unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"b": second.name, "a": first.name, "c": first.name}}))
+    assert sent(folder) == [first.name, second.name]
+    for wrong in ({"a": "gone.safetensors"}, {"a": "../model/model-1.safetensors"}, {"a": 1}, {}):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(ValueError, match=r"index\.json"):
+            sent(folder)
+    index.unlink()
+    with pytest.raises(ValueError, match="neither"):
+        sent(folder)
 
 
 def test_what_is_no_model_is_not_sent(tmp_path: Path) -> None:

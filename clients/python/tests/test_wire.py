@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,24 @@ def test_activations_are_read_as_safetensors_once(fake: Fake) -> None:
     assert [request.url.params["format"] for request in fake.requests] == ["safetensors"] * 2
 
 
+def test_what_waits_for_a_step_has_no_end_of_time(fake: Fake, tmp_path: Path) -> None:
+    reply = httpx.Response(200, content=arrays.pack(values=np.zeros((2, 3), np.float32)))
+    fake.on("GET", f"{AT}/activations/logits", lambda _: reply)
+    fake.on("POST", f"{AT}/lens", {"data": []})
+    fake.on("POST", f"{AT}/resume", {})
+    fake.on("GET", f"{AT}/export", lambda _: httpx.Response(200, content=b""))
+    fake.on("GET", "/v1/models", {"data": []})
+    stopped = pause(fake)
+    stopped.read("logits")
+    stopped.lens()
+    stopped.resume()
+    fake.session.export(tmp_path / "s")
+    waits = [request.extensions["timeout"] for request in fake.requests]
+    assert [(wait["read"], wait["connect"]) for wait in waits] == [(None, 60.0)] * 4
+    fake.client.models()
+    assert fake.requests[-1].extensions["timeout"]["read"] == 60.0
+
+
 def test_changes(fake: Fake) -> None:
     at = f"{AT}/activations/blocks.1.hook_out"
     fake.on("POST", at, {"object": "edit", "hook": "blocks.1.hook_out", "op": "set", "tokens": 2})
@@ -314,8 +333,15 @@ def test_the_steering_store(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "v.gguf").write_bytes(b"GGUF")
     store.put_file("v", tmp_path / "v.gguf")
     assert (fake.requests[-1].content, fake.requests[-1].url.params["name"]) == (b"GGUF", "v")
+    for method in ("GET", "DELETE"):
+        fake.on(method, "/v1/steering/v", {"name": "v"})
+    fake.on("DELETE", "/v1/steering/v/default", {})
+    for call in (store.get, store.delete, store.clear_default):
+        call("v", model="m")
+        assert dict(fake.requests[-1].url.params) == {"model": "m"}
     fake.on("PUT", "/v1/steering/a b/default", {})
-    store.set_default("a b", 0.5, prompt=False)
+    store.set_default("a b", 0.5, prompt=False, model="m")
+    assert dict(fake.requests[-1].url.params) == {"model": "m"}
     wanted = {"scale": 0.5, "apply": {"prompt": False, "generation": True}}
     assert fake.body("PUT", "/v1/steering/a b/default") == wanted
     fake.on("POST", f"{AT}/steering", {})
@@ -364,6 +390,34 @@ def test_a_session_is_back_from_its_tools_when_the_last_one_ends(fake: Fake) -> 
     assert told_all == [wait | {"estimated_resume_ms": 500}, wait | {"tool": "bash"}, back, wait, back]
     with djinn.Session(fake.client._http, "empty", None).tool("search") as told:
         assert told is None
+
+
+def test_signals_of_overlapping_tools_arrive_in_order(fake: Fake) -> None:
+    arrived: list[str] = []
+    back, entered = threading.Event(), threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        phase = json.loads(request.content)["phase"]
+        if phase == "compute" and not back.is_set():
+            back.set()
+            # Long enough for the other tool's signal, if it did not wait for this answer.
+            entered.wait(0.3)
+        arrived.append(phase)
+        return httpx.Response(200, json={"outcome": "accepted"})
+
+    fake.on("POST", f"{AT}/signal", answer)
+
+    def second() -> None:
+        back.wait()
+        with fake.session.tool("bash"):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with fake.session.tool("search"):
+        pass
+    thread.join()
+    assert arrived == ["io_wait", "compute", "io_wait", "compute"]
 
 
 MODEL: dict[str, Any] = {

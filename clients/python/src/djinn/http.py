@@ -11,7 +11,7 @@ import httpx
 from . import errors
 
 SAFETENSORS = "application/x-safetensors"
-#: Seconds that a request may take which waits for nothing.
+#: Seconds for a connection, and for answers that wait for no computation.
 TIMEOUT = 60.0
 
 
@@ -30,7 +30,7 @@ class Http:
     def send(self, method: str, path: str, *, query: dict[str, Any] | None = None, json: Any = None,
              content: bytes | Iterator[bytes] | None = None, headers: dict[str, str] | None = None,
              timeout: float | None = TIMEOUT) -> httpx.Response:
-        """The answer of one request; `timeout` is in seconds.
+        """The answer of one request; `timeout` is in seconds, None waits as long as it takes.
 
         :raises ApiError: the server refuses it.
         :raises ServerUnreachable: no answer came.
@@ -41,7 +41,8 @@ class Http:
         query = {name: value for name, value in (query or {}).items() if value is not None}
         try:
             answer = self.client.request(
-                method, path, params=query, json=json, content=content, headers=extra, timeout=timeout)
+                method, path, params=query, json=json, content=content, headers=extra,
+                timeout=httpx.Timeout(timeout, connect=TIMEOUT))
         except httpx.TransportError as error:
             raise unreachable(error, method, path) from error
         if answer.is_error:
@@ -60,11 +61,12 @@ class Http:
         return body
 
     @contextmanager
-    def stream(self, path: str, query: dict[str, Any]) -> Iterator[httpx.Response]:
-        """What a path answers, before its body is read."""
+    def stream(self, path: str, query: dict[str, Any], timeout: float | None = TIMEOUT) -> Iterator[httpx.Response]:
+        """What a path answers, before its body is read; `timeout` is in seconds, for each part of it."""
         query = {name: value for name, value in query.items() if value is not None}
         try:
-            with self.client.stream("GET", path, params=query) as answer:
+            with self.client.stream("GET", path, params=query,
+                                    timeout=httpx.Timeout(timeout, connect=TIMEOUT)) as answer:
                 if answer.is_error:
                     answer.read()
                     raise refusal(answer)

@@ -70,6 +70,8 @@ def _send(http: Http, lacking: dict[str, Any], places: dict[str, _Piece]) -> int
     have = first = int(lacking["have"])
     for attempt in range(1, _ATTEMPTS + 1):
         try:
+            if attempt > 1:
+                have = int(http.send("HEAD", path).headers["upload-offset"])
             http.send("PUT", path, content=_read(piece, have), headers={
                 "content-type": "application/octet-stream", "upload-offset": str(have),
             })
@@ -82,7 +84,6 @@ def _send(http: Http, lacking: dict[str, Any], places: dict[str, _Piece]) -> int
             if attempt == _ATTEMPTS or not again or getattr(error, "status", None) == 507:
                 raise
             time.sleep(0.2 * attempt)
-            have = int(http.send("HEAD", path).headers["upload-offset"])
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -101,9 +102,9 @@ def _read(piece: _Piece, have: int) -> Iterator[bytes]:
 def _manifest(model: Path) -> tuple[list[dict[str, Any]], dict[str, _Piece]]:
     """What the model consists of, and where each piece lies, by its hash."""
     if model.is_dir():
-        files = [model / name for name in _SMALL if (model / name).exists()] + sorted(model.glob("*.safetensors"))
-        if not (model / "config.json").exists() or files[-1].suffix != ".safetensors":
-            raise ValueError(f"{model} has no config.json with *.safetensors beside it")
+        if not (model / "config.json").exists():
+            raise ValueError(f"{model} has no config.json")
+        files = [model / name for name in _SMALL if (model / name).exists()] + _weights(model)
     elif model.suffix == ".gguf":
         files = [model]
     else:
@@ -120,6 +121,25 @@ def _manifest(model: Path) -> tuple[list[dict[str, Any]], dict[str, _Piece]]:
                 pieces.append({"hash": hash, "bytes": piece.end - piece.start} | tensor)
         told.append({"path": path.name, "pieces": pieces})
     return told, places
+
+
+def _weights(model: Path) -> list[Path]:
+    """The files of its weights, as the server's command chooses them: `model.safetensors`, or else those of the index."""
+    single, index = model / "model.safetensors", model / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        raise ValueError(f"{model} has neither {single.name} nor {index.name}")
+    try:
+        shards = [model / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of shards: {error}") from error
+    for shard in shards:
+        if shard.parent != model or not shard.is_file():
+            raise ValueError(f"{index} names {shard.name}, which is not beside it")
+    if not shards:
+        raise ValueError(f"{index} names no shard")
+    return shards
 
 
 def _cut(path: Path, data: mmap.mmap) -> list[_Piece]:

@@ -18,7 +18,7 @@ from .turn import Answer, Turn
 from .types import Action, AtTtl, Breakpoint, Captures, Condition, PausedAt, Text, Tokens, Vector
 from .waits import Waits
 
-#: Longest wait of one request for a pause, in seconds. Between requests, an answer that ended is noticed.
+#: Seconds that one request waits for a pause. Between two of them, :meth:`Session.paused` looks whether the answer ended.
 _POLL = 2.0
 
 
@@ -43,7 +43,8 @@ class Session:
         return {"x-session-id": self.name}
 
     def _ask(self, method: str, action: str = "", **how: Any) -> dict[str, Any]:
-        return self._http.ask(method, self._path(action), query=self._query(how.pop("query", {})), **how)
+        # The server answers between steps, and a step of a streamed model may take minutes.
+        return self._http.ask(method, self._path(action), query=self._query(how.pop("query", {})), timeout=None, **how)
 
     def _path(self, action: str) -> str:
         return f"/v1/sessions/{quote(self.name, safe='')}" + (f"/{action}" if action else "")
@@ -187,7 +188,7 @@ class Session:
 
     def _safetensors(self, path: str, **query: str) -> bytes:
         asked = self._query({"format": "safetensors", **query})
-        return self._http.send("GET", self._path(path), query=asked).content
+        return self._http.send("GET", self._path(path), query=asked, timeout=None).content
 
     # ------------------------------------------------------------------ steering
 
@@ -209,8 +210,7 @@ class Session:
         :param wait: seconds to wait for the end of what is being computed.
         """
         query = {} if wait is None else {"wait_ms": round(wait * 1000)}
-        timeout = 60.0 + (wait or 0.0)
-        body = self._ask("GET", "tokens", query=query, timeout=timeout)
+        body = self._ask("GET", "tokens", query=query)
         return Text(list(body["token_ids"]), body["text"], int(body["generated_from"]), body["state"])
 
     def signal(self, phase: str, *, tool: str | None = None, resume_in: float | None = None) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class Session:
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes it to a file that :meth:`djinn.Djinn.import_session` reads. The file is there once it is whole."""
         part = Path(f"{os.fspath(path)}.part")
-        with self._http.stream(self._path("export"), self._query({})) as answer:
+        with self._http.stream(self._path("export"), self._query({}), timeout=None) as answer:
             try:
                 with part.open("wb") as file:
                     for piece in answer.iter_bytes():

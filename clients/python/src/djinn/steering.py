@@ -48,22 +48,26 @@ class SteeringStore:
         found: list[dict[str, Any]] = self._http.ask("GET", "/v1/steering")["data"]
         return found
 
-    def get(self, name: str) -> dict[str, Any]:
-        """One of them."""
-        return self._http.ask("GET", self._path(name))
+    def get(self, name: str, *, model: str | None = None) -> dict[str, Any]:
+        """One of them, with the numbers.
 
-    def delete(self, name: str) -> None:
+        :param model: here and below, may be left out where one model has vectors of this name.
+        """
+        return self._http.ask("GET", self._path(name), query={"model": model})
+
+    def delete(self, name: str, *, model: str | None = None) -> None:
         """Removes it."""
-        self._http.ask("DELETE", self._path(name))
+        self._http.ask("DELETE", self._path(name), query={"model": model})
 
-    def set_default(self, name: str, scale: float = 1.0, *, prompt: bool = True, generation: bool = True) -> None:
+    def set_default(self, name: str, scale: float = 1.0, *, prompt: bool = True, generation: bool = True,
+                    model: str | None = None) -> None:
         """Steers all requests of the key that have no field `steering`."""
         body = {"scale": float(scale), "apply": {"prompt": prompt, "generation": generation}}
-        self._http.ask("PUT", self._path(name) + "/default", json=body)
+        self._http.ask("PUT", self._path(name) + "/default", query={"model": model}, json=body)
 
-    def clear_default(self, name: str) -> None:
+    def clear_default(self, name: str, *, model: str | None = None) -> None:
         """Ends that."""
-        self._http.ask("DELETE", self._path(name) + "/default")
+        self._http.ask("DELETE", self._path(name) + "/default", query={"model": model})
 
     @staticmethod
     def _path(name: str) -> str:

@@ -56,7 +56,7 @@ class EntropyCondition:
 
 @dataclass(frozen=True)
 class ProbeCondition:
-    """Hits where the values at the hook, times this direction, are above a bound."""
+    """Hits where the dot product of the values at the hook with a direction, `[width]`, is above a bound."""
 
     direction: Any
     above: float

@@ -23,13 +23,15 @@ class Waits:
         with self._lock:
             self._open += 1
         try:
-            yield self._tell("io_wait", tool=name, resume_in=resume_in)
+            # The lock is held until the server has answered: signals arrive in the order of the blocks.
+            with self._lock:
+                told = self._tell("io_wait", tool=name, resume_in=resume_in)
+            yield told
         finally:
             with self._lock:
                 self._open -= 1
-                last = self._open == 0
-            if last:
-                self._tell("compute")
+                if self._open == 0:
+                    self._tell("compute")
 
     def _tell(self, phase: str, **more: Any) -> dict[str, Any] | None:
         # A session without keys and values has nothing that could move.
