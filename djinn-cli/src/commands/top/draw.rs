@@ -1,5 +1,8 @@
 //! What is drawn, line by line. What does not fit below is left out, the session table first.
 
+#[cfg(test)]
+mod tests;
+
 use super::Top;
 use super::history::Shares;
 use super::view::{LiveModel, LiveSession, Times};
@@ -285,14 +288,15 @@ fn sessions(pen: &mut Pen<'_>, top: &Top, model: &LiveModel) {
     // The last row is the keys'.
     let room = usize::from(pen.area.height.saturating_sub(pen.y + 1));
     let from = top.scrolled.min(model.sessions.len().saturating_sub(1));
-    for session in model.sessions.iter().skip(from).take(room) {
+    let listed = &model.sessions[from..];
+    let most =
+        if listed.len() > room || model.sessions_not_listed > 0 { room.saturating_sub(1) } else { room };
+    for session in listed.iter().take(most) {
         pen.line(&row(session));
     }
-    let below = model.sessions.len().saturating_sub(from + room) as u64 + model.sessions_not_listed;
-    if below > 0 && room > 0 {
-        pen.y = pen.area.height.saturating_sub(2);
-        pen.text(0, &" ".repeat(pen.area.width.into()), Style::new());
-        pen.text(0, &format!("and {} more", below + 1), faint());
+    let more = listed.len().saturating_sub(most) as u64 + model.sessions_not_listed;
+    if more > 0 {
+        pen.line(&Line::from(Span::styled(format!("and {more} more"), faint())));
     }
 }
 
