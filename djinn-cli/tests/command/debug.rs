@@ -209,6 +209,23 @@ fn failures_end_a_script_in_one_line() {
 
 #[cfg(unix)]
 #[test]
+fn steering_that_is_refused_is_not_listed() {
+    use super::chat::{CTRL_D, Talk};
+    let place = Place::new();
+    let mut talk = Talk::with(&place, &arguments("debug", &["--hook-memory=3000"]));
+    for line in ["b embed.hook_out once", "run", "save embed.hook_out v.safetensors"] {
+        talk.say(line);
+    }
+    let steer = |name| format!("steer {name} blocks.1.hook_out v.safetensors 1");
+    assert!(!talk.say(&steer("a")).contains("memory"), "there is room for one");
+    assert!(talk.say(&steer("b")).contains("--hook-memory is 3000"), "and for no second one");
+    let listed = talk.say("info steering");
+    assert!(listed.contains("a  blocks.1.hook_out") && !listed.contains("b  blocks.1.hook_out"), "{listed}");
+    assert!(talk.end(CTRL_D).1);
+}
+
+#[cfg(unix)]
+#[test]
 fn a_terminal_completes_and_ctrl_c_stops_what_runs() {
     use super::chat::{CTRL_C, CTRL_D, HEARD, LISTENS, Talk, place};
     let place = place();

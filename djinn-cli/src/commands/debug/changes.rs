@@ -113,12 +113,13 @@ impl Debug<'_> {
                 Some(Steered { name: name.to_owned(), hook, vector, strength })
             }
         };
-        self.steering.retain(|one| one.name != name);
-        self.steering.extend(steered);
-        let all = self.steerings();
+        let others = self.steering.iter().filter(|one| one.name != name);
+        let all = others.chain(&steered).map(Steered::steering).collect();
         if let Some(session) = self.sessions.get(self.current).filter(|session| session.ended.is_none()) {
             self.engine.steer(session.id, all)?;
         }
+        self.steering.retain(|one| one.name != name);
+        self.steering.extend(steered);
         Ok(())
     }
 

@@ -23,6 +23,18 @@ pub(super) struct Steered {
     pub(super) strength: f32,
 }
 
+impl Steered {
+    /// The same for the engine.
+    pub(super) fn steering(&self) -> Steering {
+        Steering {
+            name: self.name.clone(),
+            hook: self.hook.clone(),
+            edit: Edit::add(self.vector.clone(), self.strength),
+            tokens: TokenKind::Any,
+        }
+    }
+}
+
 impl Debug<'_> {
     /// Arms a breakpoint in all running and future sessions.
     pub(super) fn set_breakpoint(&mut self, stop: Stop) -> Result<()> {
@@ -42,12 +54,20 @@ impl Debug<'_> {
             at_ttl: AtTtl::Resume,
         };
         let number = self.numbered + 1;
-        for place in 0..self.sessions.len() {
-            let session = &self.sessions[place];
-            if session.ended.is_none() {
-                let armed = self.engine.set_breakpoint(session.id, breakpoint.clone())?;
-                self.sessions[place].armed.push((number, armed));
+        let mut all = Vec::new();
+        for session in self.sessions.iter_mut().filter(|session| session.ended.is_none()) {
+            match self.engine.set_breakpoint(session.id, breakpoint.clone()) {
+                Ok(armed) => all.push((session, armed)),
+                Err(refused) => {
+                    for (session, armed) in all {
+                        self.engine.clear_breakpoint(session.id, armed)?;
+                    }
+                    return Err(refused.into());
+                }
             }
+        }
+        for (session, armed) in all {
+            session.armed.push((number, armed));
         }
         self.numbered = number;
         output::line(&format!("breakpoint {number}: {}", self.describe(&breakpoint)))?;
@@ -91,13 +111,7 @@ impl Debug<'_> {
 
     /// The steering of new sessions.
     pub(super) fn steerings(&self) -> Vec<Steering> {
-        let one = |steered: &Steered| Steering {
-            name: steered.name.clone(),
-            hook: steered.hook.clone(),
-            edit: Edit::add(steered.vector.clone(), steered.strength),
-            tokens: TokenKind::Any,
-        };
-        self.steering.iter().map(one).collect()
+        self.steering.iter().map(Steered::steering).collect()
     }
 
     /// Lists what there is.
