@@ -185,6 +185,10 @@ pub(crate) fn sweep(document: &Document<Sweep>) -> String {
         failed.into_iter().chain(mode.batches.iter().map(move |batch| (mode, Some(batch))))
     });
     let weights = |mode: &Mode| match mode.vram_bytes {
+        // A cap that all weights fit.
+        Some(vram) if mode.failure.is_none() && mode.streamed_bytes_per_pass == 0 => {
+            format!("resident, {}", human(vram))
+        }
         Some(vram) => format!("{}, {}", mode.name, human(vram)),
         None => mode.name.clone(),
     };

@@ -94,8 +94,11 @@ fn other_experiments_become_tables() {
     let sweep = r#""model": "m", "device": "cuda:0", "prompt": 64, "tokens": 20, "modes": [{"name": "streaming",
         "vram_bytes": 21474836480, "streamed_bytes_per_pass": 5700000000, "failure": null, "batches":
         [{"batch": 8, "pass_ms": 105, "tokens_per_s": 76.2, "ratio": 7.87, "samples_ms": []}]},
+        {"name": "streaming", "vram_bytes": 42949672960, "streamed_bytes_per_pass": 0, "failure": null, "batches":
+        [{"batch": 1, "pass_ms": 5, "tokens_per_s": 200, "ratio": 1, "samples_ms": []}]},
         {"name": "resident", "vram_bytes": null, "streamed_bytes_per_pass": 0, "failure": "no room", "batches": []}]"#;
     let text = rendered("a.json", &around("sweep", sweep)).unwrap().unwrap();
+    assert!(text.contains("| resident, 40.0 GiB | 1 |"), "a cap under which nothing streams: {text}");
     assert!(text.contains("| streaming, 20.0 GiB | 8 | 5.700 | 105.00 | 76.2 | 7.87 |"), "{text}");
     assert!(text.contains("| resident | no room |"), "{text}");
 
