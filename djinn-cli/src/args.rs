@@ -24,6 +24,8 @@ const RUN_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages 
     needs; in a chat at most 4096]";
 const SERVE_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages of 16 [default: 4096, or the \
     model's own if that is less]";
+const DEBUG_TOKENS: &str = "Tokens to generate at most [default: 256]";
+const DEBUG_SEED: &str = "Seed of the random numbers [default: a new one each time the command starts]";
 const PLAN_VRAM: &str = "Cap over everything on the device, e.g. 20GiB or 20G [default: for a card of --gpu its \
     memory, else none]";
 
@@ -68,6 +70,7 @@ pub(crate) enum Command {
     /// List the model's hook points: activations that can be read and changed
     Hooks(HooksArgs),
     /// Debug a model: stop at any layer, read and change activations, continue
+    #[command(mut_arg("max_tokens", |arg| arg.help(DEBUG_TOKENS)), mut_arg("seed", |arg| arg.help(DEBUG_SEED)))]
     Debug(DebugArgs),
     /// Check and measure this machine
     Doctor(DoctorArgs),

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 
 /// What a settings file in the working directory may set: how much memory, which device and how tokens are drawn.
 /// What is asked, shown, stopped at, run or written is not for a folder to say.
-pub(super) const HARMLESS: [&str; 23] = [
+pub(super) const HARMLESS: [&str; 25] = [
+    "activations",
     "batch",
     "chunk",
     "ctx",
     "device",
     "dtype",
+    "encoding",
     "gpu",
     "greedy",
     "kv-dtype",

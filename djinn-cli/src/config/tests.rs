@@ -182,9 +182,19 @@ fn misspelt_variables_are_named() {
 }
 
 #[test]
-fn a_folders_list_is_of_keys() {
-    let known = keys(&Cli::command());
+fn a_folders_list_is_of_keys_and_has_all_of_memory_and_device() {
+    let command = Cli::command();
+    let known = keys(&command);
     assert!(places::HARMLESS.iter().all(|key| known.contains(*key)));
+    for arg in command.find_subcommand("run").unwrap().get_arguments() {
+        let heading = arg.get_help_heading();
+        let Some(key) = arg.get_long().filter(|_| heading == Some("Memory") || heading == Some("Device"))
+        else {
+            continue;
+        };
+        // A trace is a file that is written.
+        assert!(places::HARMLESS.contains(&key) || key == "trace", "{key}");
+    }
 }
 
 /// The fuzz target's corpus, and seeded mutations of it, as settings in both formats.
