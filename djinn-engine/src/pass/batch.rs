@@ -108,8 +108,8 @@ pub(crate) struct RowRuns {
     /// Of attention: over the rows before `chunks`, then over prefill chunks. A launch takes several only if each is longer than
     /// `batch_invariant_run`, and those of one entry follow one another.
     pub(crate) attention: Vec<Range<u32>>,
-    /// The first row of the first prefill chunk. Of no entry more rows than `batch_invariant_run` are before it, or attention
-    /// takes them in runs of that length.
+    /// The first row of the first prefill chunk. Attention takes an entry's rows before it in runs of at most
+    /// `batch_invariant_run`.
     pub(crate) chunks: u32,
     /// Rows of logits that are copied to the host.
     pub(crate) outputs: Outputs,

@@ -28,7 +28,10 @@ pub const BREAKPOINTS: Endpoint = Endpoint {
         yes("action", "`pause` (default), `capture` or `pause_and_capture`"),
         yes("hits", "after this number it is used up; default 1, and for `capture` any number (null)"),
         yes("ttl_ms", "how long a pause may last; default 300000, at most what the server allows"),
-        yes("on_ttl", "`resume` (default) or `abort`, which ends the session"),
+        yes(
+            "on_ttl",
+            "`resume` (default) or `abort`, which ends the session, not its turn alone as `POST …/abort` does",
+        ),
     ],
 };
 

@@ -89,7 +89,7 @@ class Breakpoint:
 class PausedAt:
     """Where a session is paused."""
 
-    #: Of no breakpoint where a step came to its end.
+    #: Its id; None where the session paused after `step_layer`, `step_token` or `step_to`.
     breakpoint: str | None
     hook: str
     #: The tokens' places in the conversation.
