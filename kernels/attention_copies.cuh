@@ -110,7 +110,7 @@ template <typename Stored, unsigned DIM> struct TileCopies : TileLayout<Stored, 
         __syncwarp();
         if (at < HALF) {
             const unsigned slot = (position + at) % a.kv.page_tokens;
-            const unsigned row = ((2 * a.kv.layer + values) * a.kv.kv_heads + unit.kv_head) * a.kv.page_tokens + slot;
+            const unsigned row = (values * a.kv.kv_heads + unit.kv_head) * a.kv.page_tokens + slot;
             copy_box(&to.at[block][first + at], pages, block * BLOCK_COLUMNS, row, page, ready);
         }
         if (lane != 0) {

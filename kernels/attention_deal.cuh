@@ -22,7 +22,7 @@ constexpr unsigned FEW_SPLITS = 16;
 constexpr unsigned MANY_SPLITS = 6, MOST_IN_SPANS = 32, MOST_MERGED = 128;
 
 /* The most groups (rows times groups of heads) whose ended units can be counted. */
-constexpr unsigned MOST_GROUPS = 1 << 14;
+constexpr unsigned MOST_GROUPS = DJINN_ATTENTION_COUNTERS - 1;
 
 /* What is the same for all blocks of a launch. */
 struct Part {

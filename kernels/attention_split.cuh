@@ -11,11 +11,12 @@
 namespace djinn {
 
 /*
- * Units of each group that were handed over, and above them the parts of its heads that different blocks merged; and the
- * blocks that took all their units. They are zero between launches, which take turns.
+ * Counts units of a group that were handed over, and above them the parts of its heads that different blocks merged, for
+ * each group; after the last group, the blocks that took all their units. A launch leaves zeros.
  */
-__device__ unsigned ended[MOST_GROUPS], done;
 constexpr unsigned MERGED = 1u << 24;
+__device__ __forceinline__ unsigned &ended_of(const djinn_attention_args &a, unsigned group) { return a.counters[group]; }
+__device__ __forceinline__ unsigned &blocks_done(const djinn_attention_args &a) { return a.counters[MOST_GROUPS]; }
 
 /*
  * The sum of weights, and the weighted sum of an element, over some positions; none at first. A score of `top` has weight
@@ -203,12 +204,12 @@ template <typename Share> struct Splits {
                                                      Shared &shared, const Step &step, Results &results) {
         using Merge = djinn::Merge<HEADS, DIM, THREADS, AT_END, sizeof(Share::Shared::part)>;
         const bool by_head = MOST_PARTS > 0 && cut.is_by_head(step.units);
-        if (!is_last(ended[step.row * part.per_row + step.which], step.to - step.from, by_head ? ~0u : step.units)) {
+        if (!is_last(ended_of(a, step.row * part.per_row + step.which), step.to - step.from, by_head ? ~0u : step.units)) {
             return false;
         }
         const Slots slots(a, part, HEADS);
         float whole[OUTPUTS] = {}, sum[OUTPUTS] = {};
-        Merge::run(slots, cut, shared.share.part, step.slot, 0, step.heads, first_unit(a, cut, step.length - 1), step.units,
+        Merge::run(slots, cut, shared.share.part, step.slot, step.heads, first_unit(a, cut, step.length - 1), step.units,
                    whole, sum);
 #pragma unroll
         for (unsigned o = 0; o < OUTPUTS; ++o) {
@@ -224,7 +225,7 @@ template <typename Share> struct Splits {
     static __device__ __forceinline__ void merge_part(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                       Shared &shared) {
         const unsigned of_group = HEADS * cut.by_head, parts = a.rows * part.per_row * of_group;
-        const unsigned blocks = min(gridDim.x, cut.units * part.per_row), number = count_one(done, blocks) + parts - blocks;
+        const unsigned blocks = min(gridDim.x, cut.units * part.per_row), number = count_one(blocks_done(a), blocks) + parts - blocks;
         if (number >= parts) {
             return;
         }
@@ -235,11 +236,12 @@ template <typename Share> struct Splits {
         }
         const unsigned h = in_group / cut.by_head, in_head = in_group - h * cut.by_head;
         const unsigned kv_head = which / part.groups, in_key = (which - kv_head * part.groups) * HEADS + h;
+        unsigned &ended = ended_of(a, group);
         if (in_key < part.shared_by) {
             if (threadIdx.x == 0) {
                 unsigned found;
                 do {
-                    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(&ended[group]) : "memory");
+                    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(&ended) : "memory");
                 } while (found % MERGED < units);
             }
             __syncthreads();
@@ -258,8 +260,8 @@ template <typename Share> struct Splits {
             }
             __syncthreads();
         }
-        if (threadIdx.x == 0 && atomicAdd(&ended[group], MERGED) / MERGED + 1 == of_group) {
-            ended[group] = 0;
+        if (threadIdx.x == 0 && atomicAdd(&ended, MERGED) / MERGED + 1 == of_group) {
+            ended = 0;
         }
     }
 

@@ -121,8 +121,8 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
      * Merges the partial results of `units` units of a row, in the order in which one block alone would. `start` is its first
      * unit. Thread i gets the weighted sum and the sum of weights of every THREADSth output from i on.
      */
-    static __device__ __forceinline__ void run(const Slots &slots, const Cut &cut, void *room, unsigned slot, unsigned head,
-                                               unsigned heads, unsigned start, unsigned units, float (&whole)[OUTPUTS],
+    static __device__ __forceinline__ void run(const Slots &slots, const Cut &cut, void *room, unsigned slot, unsigned heads,
+                                               unsigned start, unsigned units, float (&whole)[OUTPUTS],
                                                float (&sum)[OUTPUTS]) {
         Folds &folds = *static_cast<Folds *>(room);
         const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
@@ -142,12 +142,12 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
 #pragma unroll
                 for (unsigned o = 0; o < OUTPUTS; ++o) {
                     const unsigned i = o * THREADS + threadIdx.x, h = min(i / DIM, heads - 1);
-                    next[s][o] = __ldcg(slots.vector(slots.at(slot + unit, head + h)) + min(i % DIM, slots.dim - 1));
+                    next[s][o] = __ldcg(slots.vector(slots.at(slot + unit, h)) + min(i % DIM, slots.dim - 1));
                 }
             }
             if (first % FOLDS == 0) {
                 __syncthreads();
-                folds.compute(slots, cut, slot, head, heads, first, count, lead, tops);
+                folds.compute(slots, cut, slot, 0, heads, first, count, lead, tops);
                 __syncthreads();
             }
             const auto add = [&](unsigned s, bool ends_span) {

@@ -306,8 +306,10 @@ template <unsigned RANKS> int choose(const djinn_choose_args &a, void *stream) {
     const unsigned room = all_devices()[current_device()].block_shared, bytes = share * sizeof(float);
     const bool stages = RANKS > 1 && room > sizeof(ChooseShared<RANKS>) && bytes <= room - sizeof(ChooseShared<RANKS>);
     if (stages) {
+        /* The same for each launch: threads of two devices may set it at once. */
         const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t code = cudaFuncSetAttribute(djinn_choose_f32<RANKS>, attribute, int(bytes));
+        const int most = int(room - sizeof(ChooseShared<RANKS>));
+        const cudaError_t code = cudaFuncSetAttribute(djinn_choose_f32<RANKS>, attribute, most);
         if (code != cudaSuccess) {
             return code;
         }

@@ -285,7 +285,7 @@ int djinn_rope(const djinn_rope_args *args, void *stream);
 
 /*
  * The KV cache of one layer: page p starts p * page_bytes bytes after pages; within a page, row-major
- * [layer][k|v][kv_head][slot][head_dim] in dtype. In int8, a head's [slot][head_dim] integers are followed by its [slot]
+ * [k|v][kv_head][slot][head_dim] in dtype. In int8, a head's [slot][head_dim] integers are followed by its [slot]
  * scales, in f32. If a page's tokens are not a multiple of 16, neither has an alignment.
  */
 typedef struct djinn_kv_pages {
@@ -294,7 +294,6 @@ typedef struct djinn_kv_pages {
     uint64_t page_bytes;
     uint32_t dtype; /* djinn_dtype */
     uint32_t page_tokens;
-    uint32_t layer;
     uint32_t kv_heads;
     uint32_t head_dim;
     uint32_t table_width;
@@ -341,9 +340,11 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
  * rounded to f16 as well. If int8 is not aligned, all is f32.
  *
  * The workspace holds partial results of contexts that are split over the device. Any size is right, null included.
+ * `counters` are zero before their first launch, and each launch leaves them zero. Launches that share them take turns.
  */
 enum {
     DJINN_PREFILL_RUN = 32,
+    DJINN_ATTENTION_COUNTERS = (1 << 14) + 1,
 };
 typedef struct djinn_attention_args {
     const float *qkv;          /* [rows, (heads + 2 kv_heads) head_dim]; only the queries are read */
@@ -352,6 +353,7 @@ typedef struct djinn_attention_args {
     float *out;                /* [rows, heads head_dim] */
     float *workspace;          /* or null */
     uint64_t workspace_bytes;
+    uint32_t *counters; /* [DJINN_ATTENTION_COUNTERS]; null if the workspace is */
     djinn_kv_pages kv;
     uint32_t heads;
     float scale;

@@ -1,6 +1,6 @@
 /*
- * Where keys and values lie: pages of page_tokens tokens for all layers, within a page row-major
- * [layer][k|v][kv_head][slot][head_dim]. In int8, a head's [slot][head_dim] integers are followed by its [slot] scales, in
+ * Where keys and values lie: pages of page_tokens tokens of one layer, within a page row-major
+ * [k|v][kv_head][slot][head_dim]. In int8, a head's [slot][head_dim] integers are followed by its [slot] scales, in
  * f32; a number is an integer times its vector's scale.
  */
 #ifndef DJINN_KV_CUH
@@ -84,9 +84,8 @@ __device__ __forceinline__ T *key_at(const djinn_kv_pages &kv, unsigned sequence
                                      unsigned kv_head) {
     const unsigned index = position / kv.page_tokens, slot = position - index * kv.page_tokens;
     const unsigned page = kv.page_table[size_t(sequence) * kv.table_width + index];
-    T *layer = reinterpret_cast<T *>(static_cast<char *>(kv.pages) + page * kv.page_bytes) +
-               2 * kv.layer * value_offset<T>(kv);
-    return layer + kv_head * plane_of<T>(kv) + size_t(slot) * kv.head_dim;
+    T *keys = reinterpret_cast<T *>(static_cast<char *>(kv.pages) + page * kv.page_bytes);
+    return keys + kv_head * plane_of<T>(kv) + size_t(slot) * kv.head_dim;
 }
 
 /* The first byte of the scale of a position's vector. */

@@ -170,7 +170,7 @@ int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const D
     }
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
-    const LosslessFrame frame{division.share, division.blocks, rows, stages};
+    const EncodedFrame frame{division.share, division.blocks, rows, stages};
     return launch(kernel, grid, block.groups * GROUP_THREADS + supplying(STREAMED), shared, stream, args, maps, frame);
 }
 

@@ -28,11 +28,6 @@ constexpr unsigned LOSSLESS_WINDOW = 60 * 1024;
 /* Producer threads of a block: a warp for the weight, and one for x if it is STREAMED. */
 constexpr unsigned supplying(bool streamed) { return streamed ? 64 : 32; }
 
-/* The weight's rows of a share, the number of shares, rows of x in an expert's block, and stages of the ring. */
-struct LosslessFrame {
-    uint32_t share, shares, most, stages;
-};
-
 struct LosslessBarriers {
     Barrier ready[LOSSLESS_STAGES], x_ready[LOSSLESS_STAGES], free[LOSSLESS_STAGES];
 };
@@ -136,7 +131,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
      * Calls `work(share, segment, copied, slot)` for all segments of all shares, once a stage is free; `copied` came before.
      */
     template <typename Work>
-    static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const LosslessFrame &f, Barriers &barriers,
+    static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const EncodedFrame &f, Barriers &barriers,
                                                         const Work &work) {
         const unsigned segments = ceil_segments(a.k);
         Place place;
@@ -157,7 +152,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
      * Copies the weight, by one lane. While the ring is first filled, few stages are in flight: loads of x, and of the
      * kernel before, would queue behind them.
      */
-    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
+    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
                                                   Barriers &barriers, unsigned ring, unsigned groups) {
         const unsigned box = box_bytes(groups), bytes = BOXES * f.share * BLOCK_ROW, window = max(1u, LOSSLESS_WINDOW / bytes);
         each_segment(a, f, barriers, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
@@ -175,7 +170,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     /* Copies x, by one lane. */
-    static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const LosslessFrame &f, const Maps &maps,
+    static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
                                                     Barriers &barriers, unsigned ring, unsigned groups) {
         const unsigned before = BOXES * box_bytes(groups);
         admit_bulk_copies();
@@ -193,7 +188,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     static __device__ __forceinline__ void meet(unsigned threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
-    static __device__ __forceinline__ void compute(const djinn_linear_args &a, const SomeRows &rows, const LosslessFrame &f,
+    static __device__ __forceinline__ void compute(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
                                                    Barriers &barriers, unsigned ring, unsigned groups) {
         /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp % PARTIALS, group = warp / PARTIALS;
@@ -347,7 +342,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const LosslessFrame &f,
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
                                                const Maps &maps) {
         extern __shared__ uint4 shared[];
         __shared__ Barriers barriers;
@@ -391,7 +386,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STREAMED), 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
-                          const __grid_constant__ LosslessFrame f) {
+                          const __grid_constant__ EncodedFrame f) {
     SomeRows rows = {a.linear.rows, nullptr, 1};
     if (a.order == nullptr) {
         release_next();

@@ -29,6 +29,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 WORKSPACE = 64 << 20
+COUNTERS = (1 << 14) + 1
 PAGE = 16
 # Rows of a sequence in a longer run take another path.
 PREFILL_RUN = 32
@@ -41,7 +42,7 @@ class Pages(ctypes.Structure):
         ("pages", ctypes.c_void_p),
         ("page_table", ctypes.c_void_p),
         ("page_bytes", ctypes.c_uint64),
-        *((name, ctypes.c_uint32) for name in "dtype page_tokens layer kv_heads head_dim table_width".split()),
+        *((name, ctypes.c_uint32) for name in "dtype page_tokens kv_heads head_dim table_width".split()),
     ]
 
 
@@ -49,6 +50,7 @@ class Args(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in "qkv row_seq positions out workspace".split()),
         ("workspace_bytes", ctypes.c_uint64),
+        ("counters", ctypes.c_void_p),
         ("kv", Pages),
         ("heads", ctypes.c_uint32),
         ("scale", ctypes.c_float),
@@ -119,10 +121,11 @@ class Case:
         self.positions = torch.cat([torch.arange(f, f + n, device="cuda", dtype=torch.int32) for f, n in segments])
         self.qkv = torch.empty(len(self.positions), (heads + 2 * kv_heads) * dim, device="cuda").uniform_(-1, 1)
         self.workspace = torch.empty(WORKSPACE, device="cuda", dtype=torch.uint8)
+        self.counters = torch.zeros(COUNTERS, device="cuda", dtype=torch.int32)
 
     def kv(self):
         bytes_of_page = self.pages[0].nbytes
-        shape = DTYPES[self.dtype], self.page, 0, self.kv_heads, self.dim, self.width
+        shape = DTYPES[self.dtype], self.page, self.kv_heads, self.dim, self.width
         return Pages(self.pages.data_ptr(), self.table.data_ptr(), bytes_of_page, *shape)
 
     def args(self, rows, out, workspace=WORKSPACE):
@@ -134,6 +137,7 @@ class Case:
             out.data_ptr(),
             self.workspace.data_ptr() if workspace else None,
             workspace,
+            self.counters.data_ptr(),
             self.kv(),
             self.heads,
             self.scale,

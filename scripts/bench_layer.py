@@ -18,8 +18,8 @@ from pathlib import Path
 
 import results
 import torch
+from bench_attention import COUNTERS, Pages
 from bench_attention import Args as Attention
-from bench_attention import Pages
 from bench_linear import Args as Linear
 from bench_linear import Convert, Rounded, Silu
 
@@ -65,7 +65,7 @@ class Layer:
 
     def kv(self):
         page_bytes = 2 * KV_HEADS * PAGE * DIM * 2
-        return Pages(self.pages.data_ptr(), self.table.data_ptr(), page_bytes, BF16, PAGE, 0, KV_HEADS, DIM, self.table_width)
+        return Pages(self.pages.data_ptr(), self.table.data_ptr(), page_bytes, BF16, PAGE, KV_HEADS, DIM, self.table_width)
 
 
 class Chain:
@@ -86,6 +86,7 @@ class Chain:
         self.x, self.branch, self.normed, self.seen = (make(rows, WIDTH) for _ in range(4))
         self.qkv, self.both, self.act = make(rows, 6144), make(rows, 2 * INNER), make(rows, INNER)
         self.workspace = torch.zeros(64 << 20, device="cuda", dtype=torch.uint8)
+        self.counters = torch.zeros(COUNTERS, device="cuda", dtype=torch.int32)
         self.short = torch.zeros(2, rows, INNER, device="cuda", dtype=torch.bfloat16)
 
     def call(self, name, args):
@@ -126,7 +127,8 @@ class Chain:
         self.linear(layer, "qkv", self.normed, self.qkv)
         rope = Rope(at[0], self.angles.data_ptr(), HEADS, KV_HEADS, DIM, DIM, 0, rows)
         self.call("djinn_rope_kv_write", RopeWrite(rope, Write(*at[:3], kv, HEADS, rows)))
-        attention = Attention(*at, self.workspace.numel(), kv, HEADS, DIM**-0.5, 0, 0, rows, not self.prompt, self.rounded())
+        at += [self.workspace.numel(), self.counters.data_ptr()]
+        attention = Attention(*at, kv, HEADS, DIM**-0.5, 0, 0, rows, not self.prompt, self.rounded())
         self.call("djinn_attention", attention)
         self.convert(self.seen)
         self.linear(layer, "out", self.seen, self.branch)

@@ -280,7 +280,6 @@ pub struct djinn_kv_pages {
     pub page_bytes: u64,
     pub dtype: u32,
     pub page_tokens: u32,
-    pub layer: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
     pub table_width: u32,
@@ -314,6 +313,7 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 pub const DJINN_PREFILL_RUN: _bindgen_ty_2 = 32;
+pub const DJINN_ATTENTION_COUNTERS: _bindgen_ty_2 = 16385;
 pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -324,6 +324,7 @@ pub struct djinn_attention_args {
     pub out: *mut f32,
     pub workspace: *mut f32,
     pub workspace_bytes: u64,
+    pub counters: *mut u32,
     pub kv: djinn_kv_pages,
     pub heads: u32,
     pub scale: f32,

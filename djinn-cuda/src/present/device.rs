@@ -31,6 +31,9 @@ static MAKING: Mutex<()> = Mutex::new(());
 /// Calls may come from any thread, one at a time. A failure of enqueued work is sticky: every later call that
 /// enqueues or waits returns it. One process may make several devices of a card; a cap counts the context and
 /// the code for each of them.
+///
+/// In attention over long contexts a block may wait for others of its launch, which must then run. So the card's
+/// multiprocessors must not be divided between processes, as NVIDIA's MPS does.
 pub struct CudaDevice {
     // Dropped in this order: what lives in the context goes before the memory that it uses.
     captures: Captures,
@@ -191,7 +194,8 @@ impl CudaDevice {
         raw.unwrap_or_else(|| panic!("{stream:?} is not a stream of this device, which has {count}"))
     }
 
-    /// Refuses if the device is lost; else makes its context current on the calling thread.
+    /// Refuses if the device is lost; else makes its context current on the calling thread. Operations that ask kernels what
+    /// they serve call it first: the answer is that of the current card.
     pub(crate) fn enter(&self) -> Result<()> {
         match self.lost.get() {
             Some(lost) => Err(lost.clone()),
@@ -322,6 +326,9 @@ impl Device for CudaDevice {
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<Capture, E> {
         self.enter()?;
+        if let [first, ..] = streams {
+            self.claim_scratch(*first)?;
+        }
         let all = self.streams.borrow();
         let raw = streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
         // A graph needs a little memory of the card; without it the device is as sound as before.
@@ -332,6 +339,8 @@ impl Device for CudaDevice {
         self.prepared.set(None);
         let captured = self.captures.capture((streams, &raw), work, || self.events.end_capture(), failed);
         self.prepared.set(None);
+        // What a captured stream claimed runs when the first one replays it.
+        self.scratch.return_to(streams[0]);
         captured
     }
 
@@ -340,6 +349,7 @@ impl Device for CudaDevice {
         self.prepared.set(None);
         let all = self.streams.borrow();
         self.captures.with(capture, |kept: &Kept| {
+            self.claim_scratch(kept.streams[0])?;
             let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
             self.sticky(kept.replay(&raw))?;
             self.events.replayed(&kept.events);

@@ -389,7 +389,7 @@ impl Launch<'_> {
     }
 
     /// `workspace` is for the partial results of long contexts; results do not depend on it.
-    pub(crate) fn attention(self, args: &args::Attention, workspace: Place) -> Result<()> {
+    pub(crate) fn attention(self, args: &args::Attention, workspace: Place, counters: Place) -> Result<()> {
         let raw = sys::djinn_attention_args {
             qkv: self.memory.resolve(args.qkv).input(),
             row_seq: self.memory.resolve(args.row_seq).input(),
@@ -397,6 +397,7 @@ impl Launch<'_> {
             out: self.memory.resolve(args.out).output(),
             workspace: workspace.output(),
             workspace_bytes: workspace.len(),
+            counters: counters.output(),
             kv: pages(&args.kv, self.memory),
             heads: args.heads,
             scale: args.scale,
@@ -465,7 +466,6 @@ fn pages(kv: &KvPages, memory: &Memory) -> sys::djinn_kv_pages {
         page_bytes: kv.page_bytes,
         dtype: dtype(kv.dtype),
         page_tokens: kv.page_tokens,
-        layer: 0,
         kv_heads: kv.kv_heads,
         head_dim: kv.head_dim,
         table_width: kv.table_width,

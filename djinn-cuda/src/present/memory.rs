@@ -83,6 +83,15 @@ impl Block {
     pub(crate) fn place(&self) -> Place {
         self.0
     }
+
+    /// Sets some of its bytes to zero, and waits for it.
+    pub(crate) fn clear(&self, offset: u64, len: u64) -> Result<()> {
+        let place = self.0.slice(offset, len);
+        // SAFETY: the bytes are within the block, and nothing that uses them is enqueued before it is used.
+        unsafe { result::memset_d8_sync(place.address, 0, len as usize) }.map_err(failed("cuMemsetD8"))?;
+        // The driver may return before the bytes are set.
+        result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))
+    }
 }
 
 impl Drop for Block {

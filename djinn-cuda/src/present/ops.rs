@@ -227,8 +227,6 @@ impl CudaDevice {
         if !in_place || !fits || !wants_rounded(args.rows, args.k, args.weight, decoded) {
             return Ok(false);
         }
-        // Not in a launch, which would end what is kept for the product.
-        self.enter()?;
         let sum = self.memory.resolve(add.out);
         if !adds(&of, sum) {
             return Ok(false);
@@ -254,6 +252,7 @@ impl CudaDevice {
         read_by: Option<ReadBy>,
         work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
     ) -> Result<()> {
+        self.enter()?;
         let k = (out.len() / 4 / u64::from(rows.max(1))) as u32;
         let all = self.scratch.activations();
         let wanted = |next: &ReadBy| {
@@ -300,6 +299,7 @@ macro_rules! operation {
     (expert_linear $Args:ident) => {
         fn expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
             debug_assert_eq!(args.check(), ());
+            self.enter()?;
             if args.weight.encoding != Encoding::Plain && rows_read_directly(args.weight, args.k, args.n) == 0
             {
                 return self.decoded_expert_linear(stream, args);
@@ -318,7 +318,8 @@ macro_rules! operation {
             self.rounding(stream, (args.out, args.rows), args.read_by, |launch| {
                 let all = self.scratch.activations();
                 let rounded = launch.rounded.map_or(0, |to| to.at.len().next_multiple_of(256).min(all.len()));
-                launch.attention(args, all.slice(rounded, all.len() - rounded))
+                let workspace = all.slice(rounded, all.len() - rounded);
+                launch.attention(args, workspace, self.scratch.counters())
             })
         }
     };
@@ -359,6 +360,7 @@ impl Ops for CudaDevice {
 
     fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
         debug_assert_eq!(act.check(), ());
+        self.enter()?;
         if self.gated(stream, tiles, act)? {
             return Ok(());
         }
@@ -368,6 +370,7 @@ impl Ops for CudaDevice {
 
     fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
         debug_assert_eq!(add.check(), ());
+        self.enter()?;
         let added = self.adds(stream, tiles, add)?;
         if !added {
             self.linear_tiles(stream, tiles)?;
@@ -381,6 +384,7 @@ impl Ops for CudaDevice {
     }
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {
+        self.enter()?;
         while !tiles.is_empty() {
             let (run, rest) = tiles.split_at(self.together(tiles));
             run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
