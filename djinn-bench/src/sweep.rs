@@ -81,7 +81,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
         setup.vram = vram;
         let options = options(&setup, args, &model)?;
         let needs = Needs::of(&model, &options);
-        let work = Sweeping { args, model: &model, options: &options, name };
+        let work = Sweeping { args, model: &model, options: &options, name, vram };
         let mode = setup.on_device(needs, work);
         let failed = |error: anyhow::Error| Mode {
             name: name.to_owned(),
@@ -121,6 +121,8 @@ struct Sweeping<'a> {
     model: &'a Model,
     options: &'a Options,
     name: &'a str,
+    /// The cap that was asked for. Without one, sessions are served as well.
+    vram: Option<u64>,
 }
 
 impl OnDevice for Sweeping<'_> {
@@ -132,7 +134,7 @@ impl OnDevice for Sweeping<'_> {
         let mut batches: Vec<Batch> = Vec::new();
         for &batch in &self.args.batch {
             let samples_ms = decode(&mut engine, self.args, batch)?;
-            let served = match self.options.budget.vram {
+            let served = match self.vram {
                 Some(_) => None,
                 None => {
                     let served;
@@ -159,7 +161,7 @@ impl OnDevice for Sweeping<'_> {
         }
         Ok(Mode {
             name: self.name.to_owned(),
-            vram_bytes: self.options.budget.vram,
+            vram_bytes: self.vram,
             streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
             batches,
             failure: None,
