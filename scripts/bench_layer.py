@@ -7,13 +7,16 @@ The library is that of kernels/{linear*,attention*,device,elementwise,norm,kv}.c
 A layer is one of Llama-3.1-8B: norm, qkv, rotation and cache, attention, out, norm, gate and up, SiLU, down. Rows are one
 token each of a sequence of 512, or a chunk of 512 of one prompt. Four layers' weights and caches take turns, so that the
 cache of the card holds none of them. `former` rounds what products read in launches of their own. Checks that both give the
-same bits. Times: medians for a layer; then of the chain without some launches. Needs torch.
+same bits. Times: medians for a layer; then of the chain without some launches, or of a layer while passes follow one
+another, with the card's clock and power. Needs torch.
 """
 
 import argparse
 import ctypes
 import datetime
 import statistics
+import subprocess
+import time
 from pathlib import Path
 
 import results
@@ -176,12 +179,34 @@ def medians(chains, repeats=7):
     return [statistics.median(mine) for mine in times]
 
 
+def sustained(chain, seconds):
+    """Of a captured chain: us for a layer after pauses, and while it goes on; then the clock in MHz and the power in W."""
+    rested = []
+    for _ in range(5):
+        time.sleep(0.5)
+        rested.append(chain.us())
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    passes = round(seconds * 1e6 / LAYERS / statistics.median(rested))
+    for _ in range(passes):
+        chain.graph.replay()
+    begin.record()
+    for _ in range(passes):
+        chain.graph.replay()
+    end.record()
+    asked = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    time.sleep(seconds * 1.2)
+    clock, watts = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
+    torch.cuda.synchronize()
+    return statistics.median(rested), begin.elapsed_time(end) * 1e3 / LAYERS / passes, float(clock), float(watts)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kernels", required=True, type=Path, action="append")
     parser.add_argument("--former", type=Path)
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--parts", action="store_true", help="time the chain without some launches as well")
+    parser.add_argument("--sustained", type=float, metavar="SECONDS", help="only time a layer after pauses, and for so long")
     parser.add_argument("--json", required=True, type=Path)
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
@@ -192,7 +217,15 @@ def main():
     layers = [Layer(max(args.rows), 528) for _ in range(SETS)]
     lines, failures = [], []
     head = ["rows", "former", *names, f"{names[-1]}, f32 as well"]
-    for rows, prompt in [*((rows, False) for rows in args.rows), (512, True)]:
+    all_rows = [*((rows, False) for rows in args.rows), (512, True)]
+    if args.sustained:
+        head = ["rows", "after pauses", "sustained", "clock, MHz", "power, W"]
+        for rows, _ in all_rows[:-1]:
+            found = sustained(Chain(libraries[-1], layers, rows, False, False).capture(), args.sustained)
+            lines.append((str(rows), *(f"{x:.1f}" for x in found[:2]), *(f"{x:.0f}" for x in found[2:])))
+            print(*lines[-1], sep=" | ", flush=True)
+        all_rows = []
+    for rows, prompt in all_rows:
         chains = [Chain(former, layers, rows, prompt, True)]
         chains += [Chain(library, layers, rows, prompt, False) for library in libraries]
         chains += [Chain(libraries[-1], layers, rows, prompt, False, alone=False)]
