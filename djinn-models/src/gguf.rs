@@ -27,6 +27,8 @@ use std::path::Path;
 const MAX_HEADER_BYTES: u64 = 128 << 20;
 const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: u32 = 32;
+/// Far above any file: one with a hundred keys has many. Each takes more memory than its bytes in the file.
+const MAX_KEYS: u64 = 1 << 16;
 /// `GGML_MAX_DIMS`.
 const MAX_DIMS: u32 = 4;
 
@@ -139,6 +141,9 @@ fn read_version(cursor: &mut Cursor<'_>) -> Result<u32> {
 fn read_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<BTreeMap<String, Value>> {
     // A key's length, its type and one byte of value.
     cursor.check_count(count, 13, "metadata keys")?;
+    if count > MAX_KEYS {
+        return Err(cursor.malformed(format!("it has {count} metadata keys, more than {MAX_KEYS}")));
+    }
     let mut metadata = BTreeMap::new();
     for _ in 0..count {
         let key = cursor.string("a metadata key")?;

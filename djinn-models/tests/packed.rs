@@ -349,7 +349,21 @@ fn rows_that_no_encoder_writes_are_refused_though_their_hashes_hold() {
     refused(changed(table + 72 + 64, 2), "a band is packed in an unknown way");
     refused(changed(table + 72 + 64, 0), "the tensors and the table of bands disagree");
     refused(changed(24, 8), "the header does not have its hash");
-    refused(changed(23, 255), "the header describes");
+    refused(changed(16, packed[16] ^ 1), "the header describes");
+    refused(changed(23, 255), "which cannot be packed in");
+}
+
+#[test]
+fn more_bands_than_a_file_can_have_are_refused() {
+    let bands = 300_000_u64;
+    let mut prefix = [0; 64];
+    prefix[..8].copy_from_slice(b"DJNPACK\n");
+    for (at, number) in [(8, 1), (16, 8), (24, 8), (32, bands), (40, 64)] {
+        prefix[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    }
+    let table = vec![0; bands as usize * 72];
+    let root = blake3::hash(&[&prefix[..], &table].concat());
+    refused([&prefix[..], &table, root.as_bytes()].concat(), "the prefix describes 300000 bands");
 }
 
 #[test]

@@ -203,6 +203,15 @@ fn more_tensors_than_any_model_has_are_refused() {
 }
 
 #[test]
+fn more_keys_than_any_model_has_are_refused() {
+    let many = |count: u64| {
+        (0..count).fold(Writer::new(3, 0, count), |file, key| file.str(&key.to_string()).u32(0).raw(&[0]))
+    };
+    assert_eq!(many(1000).opens().metadata().len(), 1000);
+    many((1 << 16) + 1).refused("it has 65537 metadata keys, more than 65536");
+}
+
+#[test]
 fn malformed_metadata_is_refused() {
     Writer::new(3, 0, 1).str("k").u32(13).data(64).refused("metadata key `k` has the unknown type 13");
     Writer::new(3, 0, 1).str("k").u32(9).u32(13).u64(0).refused("an array of the unknown type 13");

@@ -8,6 +8,9 @@ use std::ops::Range;
 
 /// The most bytes of a band, before it is packed.
 pub(super) const BAND_BYTES: u64 = 1 << 20;
+/// The fewest bytes of a band, before it is packed, that is not the last one of a tensor or of the header.
+pub(super) const MIN_BAND_BYTES: u64 = BAND_BYTES / 2;
+const _: () = assert!(LosslessRow::MAX_COLUMNS as u64 * 2 <= MIN_BAND_BYTES);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {

@@ -2,7 +2,7 @@
 
 use super::bands::{self, BAND_BYTES, Band, Packing};
 use crate::file::{Input, Source, Stored};
-use crate::safetensors;
+use crate::safetensors::{self, MAX_TENSORS};
 use crate::{Error, Result};
 use std::io;
 
@@ -95,6 +95,24 @@ impl Prefix {
             Prefix { original_bytes: number(0), head_bytes: number(1), bands: number(2), table: number(3) };
         Ok((prefix, bytes))
     }
+
+    /// Refuses sizes that no packed file has, before memory is allocated for them.
+    fn check(&self, input: &Input) -> Result<()> {
+        let Prefix { original_bytes, bands, .. } = *self;
+        let file_bytes = input.source.len();
+        // Packed rows have three quarters of their bytes at least.
+        if original_bytes / 2 > file_bytes {
+            return Err(input.malformed(format!(
+                "the prefix describes a file of {original_bytes} bytes, which cannot be packed in {file_bytes}"
+            )));
+        }
+        // Header and tensors have whole bands, and a last one.
+        let most = original_bytes / bands::MIN_BAND_BYTES + MAX_TENSORS as u64 + 1;
+        if bands > most {
+            return Err(input.malformed(format!("the prefix describes {bands} bands, more than {most}")));
+        }
+        Ok(())
+    }
 }
 
 /// The hash at the end of a packed file.
@@ -133,6 +151,7 @@ impl Index {
                 "the prefix describes {claimed} bytes, the file has {file_bytes}; it is truncated or corrupt"
             )));
         };
+        prefix.check(input)?;
         let mut table = vec![0; table_bytes as usize];
         input.read(&mut table, prefix.table, format_args!("the table of bands"))?;
         let mut hash = [0; HASH_BYTES as usize];

@@ -197,5 +197,8 @@ fn directories_without_a_checkpoint_and_broken_indexes_are_refused() {
     dir_refused(&dir, "the index: missing field `weight_map`");
     fs::write(dir.path().join(INDEX_FILE), "{\"weight_map\": {\"a\": 1}}").unwrap();
     dir_refused(&dir, "the index: invalid type");
+    let entries: Vec<String> = (0..200_001).map(|at| format!("\"{at}\":\"\"")).collect();
+    fs::write(dir.path().join(INDEX_FILE), format!("{{\"weight_map\":{{{}}}}}", entries.join(","))).unwrap();
+    dir_refused(&dir, "the index: it has more than 200000 tensors");
     assert!(matches!(SafetensorsDir::open(dir.path().join("none")), Err(Error::Io { .. })));
 }
