@@ -4,7 +4,7 @@
 use djinn_models::stored::{
     ContentHash, LocalModel, MANIFEST_FILE, ManifestFile, ModelManifest, PieceTensor, blob_path,
 };
-use djinn_models::{Location, Model, OpenOptions, open as open_model, packed};
+use djinn_models::{Location, Model, OpenOptions, SMALL_FILES, open as open_model, packed};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -31,7 +31,9 @@ fn keep(store: &TempDir, name: &str, model: &LocalModel) -> Location {
         fs::write(blob, bytes).unwrap();
     }
     for file in model.manifest.files.iter().filter(|file| !file.has_tensors()) {
-        fs::copy(blob_path(&blobs, &file.pieces[0].hash), folder.join(&file.path)).unwrap();
+        let to = folder.join(&file.path);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(blob_path(&blobs, &file.pieces[0].hash), to).unwrap();
     }
     fs::write(folder.join(MANIFEST_FILE), serde_json::to_vec(&model.manifest).unwrap()).unwrap();
     Location::Stored { folder, blobs, name: name.to_owned() }
@@ -73,13 +75,56 @@ fn it_has_the_same_weights_and_configuration() {
     }
 }
 
-#[test]
-fn equal_tensors_are_one_piece_and_changed_ones_are_sent_alone() {
+/// A copy of the files of a checkpoint.
+fn copied(name: &str) -> TempDir {
+    let Location::Directory(original) = checkpoint(name) else { unreachable!() };
     let folder = tempfile::tempdir().unwrap();
-    let Location::Directory(original) = checkpoint("tied-f32") else { unreachable!() };
     for file in ["config.json", "model.safetensors"] {
         fs::copy(original.join(file), folder.path().join(file)).unwrap();
     }
+    folder
+}
+
+#[test]
+fn every_small_file_goes_with_the_model() {
+    let folder = copied("tied-f32");
+    for name in SMALL_FILES {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        if !path.exists() {
+            fs::write(path, "{}").unwrap();
+        }
+    }
+    let cut = cut(&Location::Directory(folder.path().to_owned()));
+    let small = cut.manifest.files.iter().filter(|file| !file.has_tensors());
+    assert_eq!(small.map(|file| file.path.as_str()).collect::<Vec<_>>(), SMALL_FILES);
+    assert_eq!(cut.manifest.check(), Ok(()));
+}
+
+/// `clients/python` has a list of its own.
+#[test]
+fn the_python_client_sends_the_same_small_files() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients/python/src/djinn/push.py");
+    let text = fs::read_to_string(path).unwrap();
+    let list = text.split("_SMALL = (").nth(1).unwrap().split(')').next().unwrap();
+    let names: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    assert_eq!(names, SMALL_FILES);
+}
+
+#[test]
+fn names_in_capitals_are_those_of_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let gguf = folder.path().join("Model.GGUF");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gguf/families/qwen2-bf16.gguf");
+    fs::copy(fixture, &gguf).unwrap();
+    let cut = cut(&Location::find(gguf.to_str().unwrap()).unwrap());
+    let store = tempfile::tempdir().unwrap();
+    open_model(&keep(&store, "capitals", &cut), &OpenOptions::default()).unwrap();
+}
+
+#[test]
+fn equal_tensors_are_one_piece_and_changed_ones_are_sent_alone() {
+    let folder = copied("tied-f32");
     let before = cut(&Location::Directory(folder.path().to_owned()));
     let path = folder.path().join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -133,7 +178,15 @@ fn manifests_that_cannot_be_are_refused() {
         let error = bad.check().unwrap_err();
         assert!(error.contains(why) && error.lines().count() == 1, "{why}: {error}");
     };
-    for name in ["../x.safetensors", "a/b.safetensors", ".x.safetensors", "", "x\n.safetensors", "ä.gguf"] {
+    for name in [
+        "../x.safetensors",
+        "a/b.safetensors",
+        ".x.safetensors",
+        "",
+        "x\n.safetensors",
+        "ä.gguf",
+        "x/config.json",
+    ] {
         refused(&|bad| bad.files[0].path = name.into(), "a file's name has");
     }
     refused(&|bad| bad.files[0].path = "run.py".into(), "is no file that a model is opened from");

@@ -2,8 +2,10 @@
 
 use super::PullEvent;
 use super::manifest::{self, Item, Manifest, copy_hashed};
-use crate::size;
+use crate::{own, size};
 use anyhow::{Context, Result, bail, ensure};
+use djinn_models::SMALL_FILES;
+use djinn_models::safetensors::INDEX_FILE;
 use serde_json::Value;
 use std::fs::File;
 use std::net::IpAddr;
@@ -13,17 +15,6 @@ use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::Uri;
 
-/// Files of a model besides its weights.
-const PLAIN: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "model.safetensors.index.json",
-];
 /// Longest list of files that is read, in bytes.
 const MAX_LIST: u64 = 16 << 20;
 /// Slower downloads, in bytes per second, count as stalled.
@@ -74,6 +65,11 @@ impl Hub {
         let commit = list["sha"].as_str().filter(hexadecimal).context("the hub's answer names no commit")?;
         let chosen = choose(&list)?;
         check_space(&chosen, new)?;
+        if !has_tokenizer(&chosen) {
+            let what =
+                format!("the hub has no tokenizer for {id} that can be read: it will take token ids only");
+            progress(PullEvent::Step(what));
+        }
         let mut files = Vec::new();
         for listed in chosen {
             progress(PullEvent::Step(format!("downloading {}", listed.path)));
@@ -130,7 +126,9 @@ impl Connection<'_> {
     fn download(&self, url: &str, listed: &Listed, new: &Path, progress: &dyn Fn(PullEvent)) -> Result<Item> {
         let within = Duration::from_secs(60 + listed.bytes / SLOWEST);
         let mut response = self.get(url, within)?;
-        let mut file = File::create(new.join(&listed.path))?;
+        let path = new.join(&listed.path);
+        path.parent().map_or(Ok(()), own::create)?;
+        let mut file = File::create(path)?;
         let reader = response.body_mut().as_reader();
         let (bytes, sha256) = copy_hashed(reader, &mut file, Some(listed.bytes), progress)?;
         file.sync_all()?;
@@ -174,15 +172,15 @@ fn free_bytes(_: &Path) -> Option<u64> {
 fn choose(list: &Value) -> Result<Vec<Listed>> {
     let siblings = list["siblings"].as_array().context("the hub's answer lists no files")?;
     let all: Vec<Listed> = siblings.iter().filter_map(listed).collect();
-    let ending = |end: &str| all.iter().filter(|file| file.path.ends_with(end)).cloned().collect::<Vec<_>>();
     // Some models hold a second copy of their weights as `consolidated.*`.
-    let mut weights = ending(".safetensors");
-    weights.retain(|file| file.path.starts_with("model"));
+    let is_weights = |file: &&Listed| file.path.starts_with("model") && file.path.ends_with(".safetensors");
+    let is_small = |file: &&Listed| file.path == INDEX_FILE || SMALL_FILES.contains(&file.path.as_str());
+    let of = |kind: &dyn Fn(&&Listed) -> bool| all.iter().filter(kind).cloned().collect::<Vec<_>>();
+    let weights = of(&is_weights);
     if !weights.is_empty() {
-        let plain = all.iter().filter(|file| PLAIN.contains(&file.path.as_str())).cloned();
-        return Ok(plain.chain(weights).collect());
+        return Ok([of(&is_small), weights].concat());
     }
-    let gguf = ending(".gguf");
+    let gguf = of(&|file| is_gguf(&file.path));
     match gguf.len() {
         0 => bail!("the hub has neither safetensors nor a GGUF file for it"),
         1 => Ok(gguf),
@@ -190,11 +188,22 @@ fn choose(list: &Value) -> Result<Vec<Listed>> {
     }
 }
 
-/// A file at the top level of the repository with a safe name.
+fn is_gguf(path: &str) -> bool {
+    path.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Whether there is a tokenizer that can be read.
+fn has_tokenizer(chosen: &[Listed]) -> bool {
+    let files = ["tokenizer.json", "vocab.json", "tokenizer.model"];
+    chosen.iter().any(|file| is_gguf(&file.path) || files.contains(&file.path.as_str()))
+}
+
+/// A file at the top level of the repository with a safe name, or a small file of a model.
 fn listed(file: &Value) -> Option<Listed> {
     let path = file["rfilename"].as_str()?;
     let plain = path.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
     let sha256 = file["lfs"]["sha256"].as_str().map(str::to_owned);
     let bytes = file["size"].as_u64()?;
-    (plain && !path.starts_with('.')).then(|| Listed { path: path.to_owned(), bytes, sha256 })
+    let fits = SMALL_FILES.contains(&path) || plain && !path.starts_with('.');
+    fits.then(|| Listed { path: path.to_owned(), bytes, sha256 })
 }

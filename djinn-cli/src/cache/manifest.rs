@@ -103,7 +103,8 @@ impl Manifest {
     fn stranger(&self, directory: &Path) -> Option<String> {
         let names = fs::read_dir(directory).ok()?.flatten().map(|entry| entry.file_name());
         let known = |name: &str| {
-            name == MANIFEST || name.starts_with('.') || self.files.iter().any(|item| item.path == name)
+            let is_listed = |item: &Item| item.path.split('/').next() == Some(name);
+            name == MANIFEST || name.starts_with('.') || self.files.iter().any(is_listed)
         };
         let name = names.map(|name| name.to_string_lossy().into_owned()).find(|name| !known(name))?;
         Some(format!("{name} is no file of this model"))

@@ -2,6 +2,7 @@
 
 use super::{DEFAULT, MAX_SOURCE, TOOL_USE};
 use crate::gguf::Gguf;
+use crate::small_files::TEMPLATES;
 use crate::tokenizer::{read_json, special_token};
 use crate::{Error, Result, file};
 use serde_json::Value;
@@ -31,8 +32,7 @@ impl Sources {
                 listed_in(value)?
             }
         };
-        let tool_use =
-            read_text(dir.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja")))?.or(listed);
+        let tool_use = read_text(dir.join(TEMPLATES).join(format!("{TOOL_USE}.jinja")))?.or(listed);
         let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
         let named = |key| Some((key, special_token(&config, key).or_else(|| special_token(&map, key))?));
         Ok(Some(Self { default, tool_use, special: SPECIAL.into_iter().filter_map(named).collect() }))

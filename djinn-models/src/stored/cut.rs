@@ -1,12 +1,11 @@
 //! Cuts a model's files into pieces, and hashes them.
 
-use super::manifest::SMALL_FILES;
 use super::{ContentHash, ContentPiece, ManifestFile, ModelManifest, PieceTensor};
 use crate::file::{Input, Stored};
 use crate::gguf::Gguf;
 use crate::open::gguf_files;
 use crate::safetensors::{SafetensorsDir, tensors_of};
-use crate::{Error, Location, Result};
+use crate::{Error, Location, Result, SMALL_FILES};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -51,15 +50,16 @@ impl LocalModel {
     /// A file that cannot be read or is malformed; a synthetic model, which has no files.
     pub fn of(location: &Location, threads: usize, progress: &mut dyn FnMut(u64, u64)) -> Result<LocalModel> {
         let mut files = Vec::new();
-        for path in files_of(location)? {
+        let mut names = Vec::new();
+        for (name, path) in files_of(location)? {
             let cuts = cuts(&path)?;
+            names.push(name);
             files.push((path, cuts));
         }
         let hashes = hash(&files, threads, progress)?;
         let mut model = LocalModel { manifest: ModelManifest { files: Vec::new() }, places: HashMap::new() };
         let mut hashes = hashes.into_iter();
-        for (path, cuts) in files {
-            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        for (name, (path, cuts)) in names.into_iter().zip(files) {
             let mut pieces = Vec::new();
             for (Cut { range, tensor }, hash) in cuts.into_iter().zip(&mut hashes) {
                 pieces.push(ContentPiece { hash, bytes: range.end - range.start, tensor });
@@ -76,11 +76,17 @@ impl LocalModel {
     }
 }
 
-/// The files that opening the model reads.
-fn files_of(location: &Location) -> Result<Vec<PathBuf>> {
+/// The files that opening the model reads, by their names in a manifest.
+fn files_of(location: &Location) -> Result<Vec<(String, PathBuf)>> {
+    let named = |path: PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        (name, path)
+    };
     let (folder, weights) = match location {
-        Location::Gguf(path) => return Ok(vec![path.clone()]),
-        Location::Directory(path) if !path.join("config.json").exists() => return gguf_files(path),
+        Location::Gguf(path) => return Ok(vec![named(path.clone())]),
+        Location::Directory(path) if !path.join("config.json").exists() => {
+            return Ok(gguf_files(path)?.into_iter().map(named).collect());
+        }
         Location::Directory(path) => (path.as_path(), path),
         Location::Safetensors(path) => (path.parent().unwrap_or(Path::new("")), path),
         Location::Synthetic(name) => {
@@ -96,8 +102,9 @@ fn files_of(location: &Location) -> Result<Vec<PathBuf>> {
             });
         }
     };
-    let small = SMALL_FILES.iter().map(|name| folder.join(name)).filter(|path| path.exists());
-    Ok(small.chain(SafetensorsDir::open(weights)?.files().map(Path::to_owned)).collect())
+    let small = SMALL_FILES.iter().map(|name| ((*name).to_owned(), folder.join(name)));
+    let small = small.filter(|(_, path)| path.exists());
+    Ok(small.chain(SafetensorsDir::open(weights)?.files().map(|path| named(path.to_owned()))).collect())
 }
 
 /// The cuts of a file: a GGUF or safetensors file at its tensors, with everything before them as one piece.
@@ -105,9 +112,9 @@ fn cuts(path: &Path) -> Result<Vec<Cut>> {
     let input = Input::open(path)?;
     let len = input.source.len();
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    let mut tensors = match extension {
+    let mut tensors = match extension.to_ascii_lowercase().as_str() {
         "safetensors" => tensors_of(&input)?,
-        _ if extension.eq_ignore_ascii_case("gguf") => Gguf::parse(input)?.into_tensors(),
+        "gguf" => Gguf::parse(input)?.into_tensors(),
         // Bands of packed files are not tensors.
         _ => Vec::new(),
     };

@@ -1,24 +1,11 @@
 //! A model's files, each a list of pieces.
 
 use super::ContentHash;
-use crate::packed;
+use crate::{SMALL_FILES, packed};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-/// The small files that opening a model reads. A manifest has only these and files of tensors.
-pub(super) const SMALL_FILES: [&str; 11] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-];
 /// A small file has fewer bytes.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
 const MAX_FILES: usize = 10_000;
@@ -35,7 +22,7 @@ pub struct ModelManifest {
 /// A file of a model: the bytes of its pieces, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestFile {
-    /// Its name in the model's folder.
+    /// Its name in the model's folder, with a slash between a folder in that and the file.
     pub path: String,
     /// In the order of the file.
     pub pieces: Vec<ContentPiece>,
@@ -67,11 +54,15 @@ pub struct PieceTensor {
 impl ManifestFile {
     /// Whether it holds tensors.
     pub fn has_tensors(&self) -> bool {
-        self.is_gguf() || self.is_packed() || self.path.ends_with(".safetensors")
+        self.is_gguf() || self.is_packed() || self.has_extension("safetensors")
     }
 
     pub(super) fn is_gguf(&self) -> bool {
-        self.path.ends_with(".gguf")
+        self.has_extension("gguf")
+    }
+
+    fn has_extension(&self, extension: &str) -> bool {
+        Path::new(&self.path).extension().is_some_and(|own| own.eq_ignore_ascii_case(extension))
     }
 
     pub(super) fn is_packed(&self) -> bool {
@@ -86,7 +77,7 @@ impl ManifestFile {
 
 impl ModelManifest {
     /// Checks that it describes a model: one GGUF file, or `config.json` with safetensors files, packed or not, and
-    /// otherwise only the small files that are read. Names are of files in one folder.
+    /// otherwise only [small files](SMALL_FILES). Names of files with tensors have no slash.
     ///
     /// # Errors
     /// One line that says what is wrong.
@@ -130,7 +121,10 @@ impl ModelManifest {
 fn check_file(file: &ManifestFile) -> Result<(), String> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-+".contains(&b);
     let path = &file.path;
-    if path.is_empty() || path.len() > MAX_NAME || path.starts_with('.') || !path.bytes().all(plain) {
+    let is_small = SMALL_FILES.contains(&path.as_str());
+    if !is_small
+        && (path.is_empty() || path.len() > MAX_NAME || path.starts_with('.') || !path.bytes().all(plain))
+    {
         return Err(format!(
             "a file's name has up to {MAX_NAME} letters, digits and ._-+, and begins with no dot; {path:?} is another"
         ));
@@ -142,7 +136,7 @@ fn check_file(file: &ManifestFile) -> Result<(), String> {
     if file.has_tensors() {
         return Ok(());
     }
-    match SMALL_FILES.contains(&path.as_str()) {
+    match is_small {
         false => Err(format!("{path} is no file that a model is opened from")),
         true if bytes > MAX_SMALL_BYTES => Err(format!("{path} is longer than {MAX_SMALL_BYTES} bytes")),
         true if file.pieces.len() > 1 => Err(format!("{path} is small and has more than one piece")),

@@ -75,6 +75,7 @@ impl ModelStore {
         write_json(&folder.join(MANIFEST_FILE), manifest)?;
         for file in manifest.files.iter().filter(|file| !file.has_tensors()) {
             let (piece, to) = (self.folders.blob(&file.pieces[0].hash), folder.join(&file.path));
+            to.parent().map_or(Ok(()), fs::create_dir_all)?;
             // File systems without links get a copy.
             fs::hard_link(&piece, &to).or_else(|_| fs::copy(&piece, &to).map(drop))?;
         }

@@ -15,10 +15,11 @@ from typing import Any
 from .errors import ApiError, Conflict, DjinnError, ServerUnreachable
 from .http import Http
 
-#: The small files that a model is opened from.
+#: The small files that a model is opened from: `djinn_models::SMALL_FILES`.
 _SMALL = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.json", "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model",
+    "added_tokens.json", "chat_template.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+    "vocab.json", "merges.txt", "tokenizer.model",
 )
 #: The longest header of a safetensors file.
 _MAX_HEADER = 100_000_000
@@ -105,10 +106,11 @@ def _manifest(model: Path) -> tuple[list[dict[str, Any]], dict[str, _Piece]]:
         if not (model / "config.json").exists():
             raise ValueError(f"{model} has no config.json")
         files = [model / name for name in _SMALL if (model / name).exists()] + _weights(model)
-    elif model.suffix == ".gguf":
+    elif model.suffix.lower() == ".gguf":
         files = [model]
     else:
         raise ValueError(f"{model} is neither a folder nor a .gguf file")
+    root = model if model.is_dir() else model.parent
     told: list[dict[str, Any]] = []
     places: dict[str, _Piece] = {}
     for path in files:
@@ -119,7 +121,7 @@ def _manifest(model: Path) -> tuple[list[dict[str, Any]], dict[str, _Piece]]:
                 places.setdefault(hash, piece)
                 tensor = {} if piece.tensor is None else {"tensor": piece.tensor}
                 pieces.append({"hash": hash, "bytes": piece.end - piece.start} | tensor)
-        told.append({"path": path.name, "pieces": pieces})
+        told.append({"path": path.relative_to(root).as_posix(), "pieces": pieces})
     return told, places
 
 

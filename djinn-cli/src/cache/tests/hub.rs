@@ -70,6 +70,44 @@ fn a_model_is_downloaded_and_checked() {
 }
 
 #[test]
+fn every_small_file_is_downloaded_also_one_in_a_folder() {
+    let (_root, mut cache) = cache();
+    let small = djinn_models::SMALL_FILES;
+    let mut files: Vec<_> = small.iter().map(|path| (*path, 2, None)).collect();
+    files
+        .extend([("model.safetensors", 13, Some(MODEL)), ("additional_chat_templates/other.jinja", 2, None)]);
+    let mut answers =
+        vec![(LIST, list(&files)), ("/org/model/resolve/c0ffee/model.safetensors", "model of good".into())];
+    let paths: Vec<_> = small.iter().map(|path| format!("/org/model/resolve/c0ffee/{path}")).collect();
+    answers.extend(paths.iter().map(|path| (&*path.clone().leak(), "{}".to_owned())));
+    (cache.hub.endpoint, _) = serve(answers);
+    cache.pull("org/model", &quiet).unwrap();
+    let directory = cache.models.join("org--model");
+    for path in small {
+        assert_eq!(fs::read_to_string(directory.join(path)).unwrap(), "{}", "{path}");
+    }
+    assert!(!directory.join("additional_chat_templates/other.jinja").exists());
+    assert!(cache.find("org/model").unwrap().is_some());
+    assert_eq!(cache.damage("org/model", &quiet).unwrap(), None);
+    fs::remove_file(directory.join("additional_chat_templates/tool_use.jinja")).unwrap();
+    assert!(cache.find("org/model").unwrap().is_none());
+}
+
+#[test]
+fn a_model_without_a_tokenizer_is_named() {
+    let (_root, mut cache) = cache();
+    let files = [("config.json", 2, None), ("model.safetensors", 13, Some(MODEL)), ("x.tiktoken", 2, None)];
+    (cache.hub.endpoint, _) = serve(vec![
+        (LIST, list(&files)),
+        ("/org/model/resolve/c0ffee/config.json", "{}".into()),
+        ("/org/model/resolve/c0ffee/model.safetensors", "model of good".into()),
+    ]);
+    let said = RefCell::new(String::new());
+    cache.pull("org/model", &|event| *said.borrow_mut() += &format!("{event:?}")).unwrap();
+    assert!(said.borrow().contains("no tokenizer for org/model"), "{said:?}");
+}
+
+#[test]
 fn what_the_hub_gets_wrong_is_refused() {
     let content = ("/org/model/resolve/c0ffee/m.gguf", "model of good".to_owned());
     let cases = [
