@@ -7,6 +7,7 @@ mod bands;
 mod folder;
 mod index;
 mod parallel;
+mod partial;
 mod source;
 mod write;
 

@@ -367,6 +367,114 @@ fn more_bands_than_a_file_can_have_are_refused() {
 }
 
 #[test]
+fn what_another_process_writes_is_left_alone() {
+    let folder = folder(&tensors());
+    pack_model(&folder).unwrap();
+    let (packed, back) = (folder.path().join("packed"), folder.path().join("back"));
+    fs::create_dir(&back).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        let partial = back.join(format!("{name}.partial"));
+        fs::write(&partial, "half").unwrap();
+        let file = fs::File::open(&partial).unwrap();
+        file.lock().unwrap();
+        let error = unpack(&packed, &back, 2, &mut |_, _| ()).unwrap_err().to_string();
+        assert!(error.contains("another process is writing it"), "{error}");
+        assert_eq!(fs::read(&partial).unwrap(), b"half");
+        drop(file);
+        fs::remove_file(&partial).unwrap();
+    }
+    unpack(&packed, &back, 2, &mut |_, _| ()).unwrap();
+}
+
+#[test]
+fn several_runs_at_once_write_whole_files() {
+    let folder = folder(&tensors());
+    let original = fs::read(folder.path().join("model/model.safetensors")).unwrap();
+    pack_model(&folder).unwrap();
+    let whole = fs::read(packed_file(&folder)).unwrap();
+    let race = |run: &(dyn Fn() -> Result<PackReport> + Sync)| {
+        let all =
+            || std::thread::scope(|scope| [(); 4].map(|()| scope.spawn(run)).map(|run| run.join().unwrap()));
+        for outcome in all() {
+            if let Err(error) = outcome {
+                assert!(error.to_string().contains("another process is writing it"), "{error}");
+            }
+        }
+    };
+    for round in 0..10 {
+        let (packed, back) = (format!("packed-{round}"), format!("back-{round}"));
+        let [packed, back] = [packed, back].map(|name| folder.path().join(name));
+        let location = Location::Directory(folder.path().join("model"));
+        race(&|| pack(&location, &packed, 1, &mut |_, _| ()));
+        assert!(fs::read(packed.join("model.safetensors.packed")).unwrap() == whole);
+        race(&|| unpack(&packed, &back, 1, &mut |_, _| ()));
+        assert!(fs::read(back.join("model.safetensors")).unwrap() == original);
+    }
+}
+
+#[test]
+fn an_incomplete_directory_is_not_unpacked() {
+    let folder = folder(&tensors());
+    let (packed, back) = (folder.path().join("packed"), folder.path().join("back"));
+    let refused = |part: &str| {
+        let error = unpack(&packed, &back, 2, &mut |_, _| ()).unwrap_err().to_string();
+        assert!(error.contains(part) && !back.exists(), "{error}");
+    };
+    interrupted(&folder);
+    refused("model.safetensors.packed.partial, which is not complete, is not supported; djinn pack");
+    let (partial, other) =
+        (suffixed(&packed_file(&folder), "partial"), packed.join("2.safetensors.packed.partial"));
+    fs::rename(partial, &other).unwrap();
+    pack_model(&folder).unwrap();
+    refused("2.safetensors.packed.partial, which is not complete");
+    // One that ended between two shards.
+    fs::remove_file(other).unwrap();
+    fs::rename(packed_file(&folder), packed.join("1.safetensors.packed")).unwrap();
+    let index = r#"{"weight_map": {"large": "1.safetensors", "more": "2.safetensors"}}"#;
+    fs::write(packed.join("model.safetensors.index.json"), index).unwrap();
+    refused("shard 2.safetensors is not there");
+}
+
+#[test]
+fn leftovers_are_not_copied_and_a_damaged_packed_file_is_not_kept() {
+    let folder = folder(&tensors());
+    let model = folder.path().join("model");
+    fs::write(model.join("config.json.partial"), "half").unwrap();
+    fs::write(model.join("x.safetensors.packed.journal"), "half").unwrap();
+    let report = pack_model(&folder).unwrap();
+    let left_out = ["config.json.partial", "original", "pytorch_model.bin", "x.safetensors.packed.journal"];
+    assert_eq!(report.left_out, left_out);
+    let mut bytes = fs::read(packed_file(&folder)).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(packed_file(&folder), bytes).unwrap();
+    let error = pack_model(&folder).unwrap_err();
+    let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(format!("{error}: {source}").contains("is corrupt: its hash differs"), "{error}: {source}");
+}
+
+#[test]
+fn small_files_are_copied_with_their_folder() {
+    let folder = folder(&tensors());
+    let model = folder.path().join("model");
+    let template = "additional_chat_templates/tool_use.jinja";
+    fs::create_dir(model.join("additional_chat_templates")).unwrap();
+    fs::write(model.join(template), "t").unwrap();
+    fs::write(model.join("notes.txt"), "private").unwrap();
+    assert_eq!(pack_model(&folder).unwrap().left_out, ["original", "pytorch_model.bin"]);
+    let [packed, back, alone] = ["packed", "back", "alone"].map(|name| folder.path().join(name));
+    unpack(&packed, &back, 1, &mut |_, _| ()).unwrap();
+    // Of what lies beside a single file, only what the model is opened from.
+    let file = Location::Safetensors(model.join("model.safetensors"));
+    assert!(pack(&file, &alone, 1, &mut |_, _| ()).unwrap().left_out.is_empty());
+    for (place, has_notes) in [(packed, true), (back, true), (alone, false)] {
+        assert_eq!(fs::read(place.join(template)).unwrap(), b"t");
+        assert!(place.join("config.json").exists());
+        assert_eq!(place.join("notes.txt").exists(), has_notes, "{}", place.display());
+    }
+}
+
+#[test]
 fn every_family_has_the_same_weights_packed() {
     let checkpoints = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints");
     let mut found = 0;

@@ -1,15 +1,18 @@
 //! Packing and unpacking a model's directory.
 
-use super::write::{self, Packed};
-use super::{EXTENSION, suffixed, with_extension};
-use crate::safetensors::SafetensorsDir;
+use super::partial::{self, Partial};
+use super::write::{self, JOURNAL, Packed};
+use super::{EXTENSION, find, with_extension};
+use crate::safetensors::{INDEX_FILE, SINGLE_FILE, SafetensorsDir};
+use crate::small_files::{SMALL_FILES, TEMPLATES};
 use crate::{Error, Location, Result};
 use serde::Serialize;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Extensions of weights for other programs.
-const OTHER_WEIGHTS: [&str; 9] = ["bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth", "safetensors"];
+/// Extensions of weights for other programs, and of what an interrupted run leaves.
+const NOT_COPIED: [&str; 11] =
+    ["bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth", "safetensors", partial::SUFFIX, JOURNAL];
 /// More files besides the shards than any model's directory has.
 const MOST_FILES: usize = 10_000;
 
@@ -24,7 +27,7 @@ pub struct PackReport {
     pub packed_bytes: u64,
     /// The part of `original_bytes` that is packed in 12 bits a value.
     pub lossless_bytes: u64,
-    /// Files and folders of the model's directory that were not copied.
+    /// Files and folders of the model's directory that were not copied. Empty for a single file of weights.
     pub left_out: Vec<String>,
 }
 
@@ -37,8 +40,9 @@ impl PackReport {
     }
 }
 
-/// Packs the safetensors files of a model into the directory `out`, and copies the other files. An interrupted run
-/// resumes. `progress` gets the bytes done and in all.
+/// Packs the safetensors files of a model into the directory `out`, and copies the other files; of those beside a single
+/// file of weights only the [small files](SMALL_FILES). An interrupted run resumes. `progress` gets the bytes done and
+/// in all.
 ///
 /// # Errors
 /// A model that is not a directory with safetensors files, or cannot be read. An `out` that is the model's own
@@ -70,7 +74,11 @@ pub fn pack(
             remedy: "djinn unpack gives its safetensors file back".to_owned(),
         });
     }
-    let left_out = copy_others(directory, out, &shards)?;
+    make(directory, out)?;
+    let left_out = match location {
+        Location::Safetensors(_) => copy_small(directory, out).map(|()| Vec::new()),
+        _ => copy_others(directory, out, &shards),
+    }?;
     let mut report = PackReport { left_out, ..PackReport::default() };
     let mut tick = ticks(&shards, progress)?;
     for shard in &shards {
@@ -84,21 +92,33 @@ pub fn pack(
 /// `progress` gets the bytes done and in all.
 ///
 /// # Errors
-/// A `directory` without packed files, or with a corrupt one. An `out` that is the same directory, or has other files
-/// of the same names, or cannot be written.
+/// A `directory` without packed files, or with a corrupt or incomplete one, or without one that its index names. An
+/// `out` that is the same directory, or has other files of the same names, or cannot be written.
 pub fn unpack(
     directory: &Path,
     out: &Path,
     threads: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PackReport> {
-    let packed: Vec<PathBuf> = entries(directory)?.into_iter().filter(|path| is_packed(path)).collect();
+    let entries = entries(directory)?;
+    if let Some(path) = entries.iter().find(|path| is_incomplete(path)) {
+        return Err(Error::Unsupported {
+            what: format!("unpacking {}, which is not complete,", path.display()),
+            remedy: "djinn pack with the same arguments completes it".to_owned(),
+        });
+    }
+    let packed: Vec<PathBuf> = entries.into_iter().filter(|path| is_packed(path)).collect();
     if packed.is_empty() {
         return Err(Error::NotAModel {
             place: directory.display().to_string(),
             detail: format!("it has no .{EXTENSION} file"),
         });
     }
+    if find(&directory.join(SINGLE_FILE)).is_some() || directory.join(INDEX_FILE).exists() {
+        // Refuses an index with a shard that is not there.
+        SafetensorsDir::open(directory)?;
+    }
+    make(directory, out)?;
     let left_out = copy_others(directory, out, &packed)?;
     let mut report = PackReport { left_out, ..PackReport::default() };
     let inputs: Vec<u64> =
@@ -136,8 +156,14 @@ fn is_packed(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == EXTENSION)
 }
 
-/// Copies the files beside the weights. Returns the names of those that are not copied.
-fn copy_others(directory: &Path, out: &Path, weights: &[PathBuf]) -> Result<Vec<String>> {
+/// Whether the file is a packed one that was not finished.
+fn is_incomplete(path: &Path) -> bool {
+    let whole = path.with_extension("");
+    path.extension().is_some_and(|e| e == partial::SUFFIX) && is_packed(&whole) && !whole.exists()
+}
+
+/// Makes the directory `out`, and refuses the model's own.
+fn make(directory: &Path, out: &Path) -> Result<()> {
     let from = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     fs::create_dir_all(out).map_err(io(out))?;
     if from.canonicalize().map_err(io(from))? == out.canonicalize().map_err(io(out))? {
@@ -146,14 +172,30 @@ fn copy_others(directory: &Path, out: &Path, weights: &[PathBuf]) -> Result<Vec<
             remedy: "choose another directory".to_owned(),
         });
     }
+    Ok(())
+}
+
+/// Copies the files that a model is opened from.
+fn copy_small(directory: &Path, out: &Path) -> Result<()> {
+    let there = SMALL_FILES.iter().map(|name| (directory.join(name), out.join(name)));
+    there.filter(|(from, _)| from.is_file()).try_for_each(|(from, to)| copy(&from, &to))
+}
+
+/// Copies the files beside the weights. Returns the names of those that are not copied.
+fn copy_others(directory: &Path, out: &Path, weights: &[PathBuf]) -> Result<Vec<String>> {
     let mut left_out = Vec::new();
-    for path in entries(from)? {
-        let name = path.file_name().expect("an entry has a name");
-        if weights.iter().any(|weight| weight.file_name() == Some(name)) {
+    let (mut paths, templates) = (entries(directory)?, directory.join(TEMPLATES));
+    if templates.is_dir() {
+        paths.retain(|path| *path != templates);
+        paths.extend(entries(&templates)?);
+    }
+    for path in paths {
+        let name = path.strip_prefix(directory).expect("an entry is in its directory");
+        if weights.iter().any(|weight| weight.file_name() == Some(name.as_os_str())) {
             continue;
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        if !path.is_file() || is_packed(&path) || OTHER_WEIGHTS.contains(&extension) {
+        if !path.is_file() || is_packed(&path) || NOT_COPIED.contains(&extension) {
             left_out.push(name.to_string_lossy().into_owned());
         } else {
             copy(&path, &out.join(name))?;
@@ -179,9 +221,11 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Copies a file atomically, unless the same bytes are there.
+/// Copies a file atomically, unless the same bytes are there. Makes the folder that it is in.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    if to.exists() {
+    let folder = to.parent().unwrap_or(to);
+    fs::create_dir_all(folder).map_err(io(folder))?;
+    let Some(partial) = Partial::open(to)? else {
         return match hash(from)? == hash(to)? {
             true => Ok(()),
             false => Err(Error::Malformed {
@@ -189,10 +233,9 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
                 detail: "is another file than the model's; choose an empty directory".to_owned(),
             }),
         };
-    }
-    let partial = suffixed(to, "partial");
-    fs::copy(from, &partial).map_err(io(from))?;
-    fs::rename(&partial, to).map_err(io(to))
+    };
+    partial.copy(from)?;
+    partial.finish()
 }
 
 fn hash(path: &Path) -> Result<blake3::Hash> {

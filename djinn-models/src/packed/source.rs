@@ -34,6 +34,15 @@ impl PackedSource {
         Ok(PackedSource { packed, index, kept: Default::default() })
     }
 
+    pub(super) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Compares the stored bytes of a band with their hash.
+    pub(super) fn check(&self, band: usize) -> io::Result<()> {
+        self.fetch(band, &mut vec![0; self.bytes(band, Form::Stored)])
+    }
+
     /// The stored bytes of a whole band, after a check of their hash.
     fn fetch(&self, band: usize, out: &mut [u8]) -> io::Result<()> {
         self.packed.source.read_exact_at(out, self.index.offsets[band])?;

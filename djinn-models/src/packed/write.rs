@@ -3,15 +3,18 @@
 use super::bands::{self, Band, Packing};
 use super::index::{self, ENTRY_BYTES, Entry, Index, PREFIX_BYTES, Prefix};
 use super::parallel::in_order;
+use super::partial::{Partial, remove};
 use super::source::PackedSource;
 use super::suffixed;
 use crate::file::{Input, Source, read_if_present};
 use crate::{Error, Result, safetensors};
 use std::fs::{self, File};
-use std::io::{Seek, SeekFrom, Write};
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+/// The suffix of the name of an incomplete file's journal.
+pub(super) const JOURNAL: &str = "journal";
 const JOURNAL_MAGIC: [u8; 8] = *b"DJNJRNL\n";
 /// Magic, length, time of the last change, hash of the header.
 const JOURNAL_HEAD: usize = 56;
@@ -44,23 +47,22 @@ struct Work {
     head_bytes: u64,
 }
 
-/// Packs the safetensors file `from` into `to`. An existing `to` is kept if it is `from`'s.
+/// Packs the safetensors file `from` into `to`. An existing `to` is kept if it is `from`'s and intact.
 pub(super) fn pack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Result<Packed> {
-    let journal = suffixed(to, "journal");
-    if to.exists() {
-        let index = Index::read(&Input::open(to)?)?;
-        refuse_others(&index, from, to, threads, tick)?;
+    let journal = suffixed(to, JOURNAL);
+    let Some(partial) = Partial::open(to)? else {
+        let packed = PackedSource::open(Input::open(to)?)?;
+        refuse_others(packed.index(), from, to, Some(&packed), threads, tick)?;
         remove(&journal)?;
-        return Ok(Packed::of(&index, length(to)?));
-    }
+        return Ok(Packed::of(packed.index(), length(to)?));
+    };
     let input = Input::open(from)?;
     let tensors = safetensors::tensors_of(&input)?;
     let total = input.source.len();
     let head_bytes = tensors.first().map_or(total, |first| first.offset);
     let bands = bands::cut(&tensors, total, u64::MAX).expect("any number of bands may be");
     let work = Work { input, bands, head_bytes };
-    let partial = suffixed(to, "partial");
-    let mut attempt = Attempt::open(&work, from, &partial, &journal, tick)?;
+    let mut attempt = Attempt::open(&work, from, partial, &journal, tick)?;
     let first = attempt.entries.len();
     in_order(
         threads,
@@ -72,7 +74,7 @@ pub(super) fn pack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Re
             Ok(())
         },
     )?;
-    attempt.finish(&work, to)?;
+    attempt.finish(&work)?;
     remove(&journal)?;
     let index = Index::read(&Input::open(to)?)?;
     Ok(Packed::of(&index, length(to)?))
@@ -97,82 +99,55 @@ impl Work {
 
 /// An incomplete packed file, and the journal of its bands.
 struct Attempt {
-    partial: File,
+    partial: Partial,
     journal: File,
+    journal_path: PathBuf,
     entries: Vec<Entry>,
     /// Offset of the next band.
     next: u64,
-    path: std::path::PathBuf,
 }
 
 impl Attempt {
     /// Continues after the bands that an earlier attempt wrote from the same file and that match their hashes.
-    fn open(work: &Work, from: &Path, partial: &Path, journal: &Path, tick: Tick<'_>) -> Result<Attempt> {
-        let io = |source| Error::Io { path: partial.to_owned(), source };
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(partial).map_err(io)?;
-        if file.try_lock().is_err() {
-            let detail = "another process is writing it".to_owned();
-            return Err(Error::Malformed { path: partial.to_owned(), detail });
-        }
+    fn open(work: &Work, from: &Path, partial: Partial, journal: &Path, tick: Tick<'_>) -> Result<Attempt> {
         let head = work.journal_head(from)?;
         let most = (JOURNAL_HEAD + work.bands.len() * ENTRY_BYTES) as u64;
         let written = read_if_present(journal, most).ok().flatten().unwrap_or_default();
-        let mut attempt = Attempt {
-            partial: file,
-            journal: options
-                .open(journal)
-                .map_err(|source| Error::Io { path: journal.to_owned(), source })?,
-            entries: Vec::new(),
-            next: PREFIX_BYTES,
-            path: partial.to_owned(),
-        };
-        if let Some(entries) = written.strip_prefix(&head) {
-            let stored = Input::open(partial)?;
-            for (bytes, band) in entries.as_chunks().0.iter().zip(&work.bands) {
-                let Some((entry, next)) = attempt.is_stored(&stored, bytes, band) else { break };
-                attempt.entries.push(entry);
-                attempt.next = next;
+        let (mut entries, mut next) = (Vec::new(), PREFIX_BYTES);
+        if let Some(listed) = written.strip_prefix(&head) {
+            let stored = Input::open(partial.path())?;
+            for (bytes, band) in listed.as_chunks().0.iter().zip(&work.bands) {
+                let Some((entry, following)) = is_stored(&stored, next, bytes, band) else { break };
+                entries.push(entry);
+                next = following;
                 tick(band.bytes as u64);
             }
         }
-        attempt.partial.set_len(attempt.next).map_err(io)?;
-        attempt.journal.set_len(0).map_err(io)?;
-        attempt.journal.write_all(&head).map_err(io)?;
-        for entry in &attempt.entries {
-            attempt.journal.write_all(&entry.to_bytes()).map_err(io)?;
-        }
+        partial.set_len(next)?;
+        let file = File::create(journal).map_err(|source| Error::Io { path: journal.to_owned(), source })?;
+        let mut attempt = Attempt { partial, journal: file, journal_path: journal.to_owned(), entries, next };
+        let listed: Vec<u8> = attempt.entries.iter().flat_map(|entry| entry.to_bytes()).collect();
+        attempt.note(&[&head[..], &listed].concat())?;
         Ok(attempt)
-    }
-
-    /// The next band's entry and the following offset, if its bytes are there.
-    fn is_stored(&self, stored: &Input, entry: &[u8; ENTRY_BYTES], band: &Band) -> Option<(Entry, u64)> {
-        let entry = Entry::from_bytes(entry)?;
-        let mut bytes = vec![0; band.packed_bytes(entry.packing)?];
-        stored.source.read_exact_at(&mut bytes, self.next).ok()?;
-        let next = index::after(self.next, bytes.len())?;
-        (blake3::hash(&bytes) == entry.packed).then_some((entry, next))
     }
 
     fn append(&mut self, entry: Entry, bytes: &[u8]) -> Result<()> {
         let next = index::after(self.next, bytes.len()).expect("files are shorter than 2^64 bytes");
-        self.write_at(self.next, bytes)?;
-        let io = |source| Error::Io { path: self.path.clone(), source };
-        self.journal.write_all(&entry.to_bytes()).map_err(io)?;
+        self.partial.write_at(self.next, bytes)?;
+        self.note(&entry.to_bytes())?;
         self.entries.push(entry);
         self.next = next;
         Ok(())
     }
 
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let io = |source| Error::Io { path: self.path.clone(), source };
-        self.partial.seek(SeekFrom::Start(offset)).map_err(io)?;
-        self.partial.write_all(bytes).map_err(io)
+    /// Appends to the journal.
+    fn note(&mut self, bytes: &[u8]) -> Result<()> {
+        let noted = self.journal.write_all(bytes);
+        noted.map_err(|source| Error::Io { path: self.journal_path.clone(), source })
     }
 
     /// Writes table and prefix, and gives the file its name.
-    fn finish(mut self, work: &Work, to: &Path) -> Result<()> {
+    fn finish(mut self, work: &Work) -> Result<()> {
         let prefix = Prefix {
             original_bytes: work.input.source.len(),
             head_bytes: work.head_bytes,
@@ -181,13 +156,20 @@ impl Attempt {
         };
         let prefix = prefix.to_bytes();
         let table: Vec<u8> = self.entries.iter().flat_map(|entry| entry.to_bytes()).collect();
-        self.write_at(self.next, &table)?;
-        self.write_at(self.next + table.len() as u64, index::root(&prefix, &table).as_bytes())?;
-        self.write_at(0, &prefix)?;
-        let io = |source| Error::Io { path: self.path.clone(), source };
-        self.partial.sync_all().map_err(io)?;
-        fs::rename(&self.path, to).map_err(io)
+        self.partial.write_at(self.next, &table)?;
+        self.partial.write_at(self.next + table.len() as u64, index::root(&prefix, &table).as_bytes())?;
+        self.partial.write_at(0, &prefix)?;
+        self.partial.finish()
     }
+}
+
+/// The entry of a band at `offset` and the offset after it, if its bytes are there.
+fn is_stored(stored: &Input, offset: u64, entry: &[u8; ENTRY_BYTES], band: &Band) -> Option<(Entry, u64)> {
+    let entry = Entry::from_bytes(entry)?;
+    let mut bytes = vec![0; band.packed_bytes(entry.packing)?];
+    stored.source.read_exact_at(&mut bytes, offset).ok()?;
+    let next = index::after(offset, bytes.len())?;
+    (blake3::hash(&bytes) == entry.packed).then_some((entry, next))
 }
 
 impl Work {
@@ -210,16 +192,15 @@ impl Work {
 /// Unpacks `from` into the safetensors file `to`, and compares every band with its hash.
 pub(super) fn unpack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> Result<Packed> {
     let packed = Input::open(from)?;
-    let index = Index::read(&packed)?;
-    let report = Packed::of(&index, packed.source.len());
-    if to.exists() {
-        refuse_others(&index, to, to, threads, tick)?;
-        return Ok(report);
-    }
+    let bytes = packed.source.len();
     let source = PackedSource::open(packed)?;
-    let partial = suffixed(to, "partial");
-    let io = |source| Error::Io { path: partial.clone(), source };
-    let mut file = File::create(&partial).map_err(io)?;
+    let index = source.index();
+    let report = Packed::of(index, bytes);
+    let Some(mut partial) = Partial::open(to)? else {
+        refuse_others(index, to, to, None, threads, tick)?;
+        return Ok(report);
+    };
+    partial.set_len(0)?;
     in_order(
         threads,
         0..index.bands.len(),
@@ -236,19 +217,26 @@ pub(super) fn unpack(from: &Path, to: &Path, threads: usize, tick: Tick<'_>) -> 
                 }),
             }
         },
-        |_, plain| {
-            file.write_all(&plain).map_err(io)?;
+        |band, plain| {
+            partial.write_at(index.bands[band].start, &plain)?;
             tick(plain.len() as u64);
             Ok(())
         },
     )?;
-    file.sync_all().map_err(io)?;
-    fs::rename(&partial, to).map_err(io)?;
+    partial.finish()?;
     Ok(report)
 }
 
-/// Compares a safetensors file with the packed one. If they differ, the error names `there`.
-fn refuse_others(index: &Index, file: &Path, there: &Path, threads: usize, tick: Tick<'_>) -> Result<()> {
+/// Compares a safetensors file with the packed one, whose own bytes are compared with their hashes if `packed` is
+/// given. If the two differ, the error names `there`.
+fn refuse_others(
+    index: &Index,
+    file: &Path,
+    there: &Path,
+    packed: Option<&PackedSource>,
+    threads: usize,
+    tick: Tick<'_>,
+) -> Result<()> {
     let others = || Error::Malformed {
         path: there.to_owned(),
         detail: "holds other weights; remove it, or choose another directory".to_owned(),
@@ -264,7 +252,11 @@ fn refuse_others(index: &Index, file: &Path, there: &Path, threads: usize, tick:
             let layout = &index.bands[band];
             let mut plain = vec![0; layout.bytes];
             input.read(&mut plain, layout.start, format_args!("band {band}"))?;
-            if blake3::hash(&plain) == index.entries[band].original { Ok(()) } else { Err(others()) }
+            if blake3::hash(&plain) != index.entries[band].original {
+                return Err(others());
+            }
+            let intact = packed.map_or(Ok(()), |packed| packed.check(band));
+            intact.map_err(|source| Error::Io { path: there.to_owned(), source })
         },
         |band, ()| {
             tick(index.bands[band].bytes as u64);
@@ -275,13 +267,4 @@ fn refuse_others(index: &Index, file: &Path, there: &Path, threads: usize, tick:
 
 fn length(path: &Path) -> Result<u64> {
     Ok(fs::metadata(path).map_err(|source| Error::Io { path: path.to_owned(), source })?.len())
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::Io { path: path.to_owned(), source })
-        }
-        _ => Ok(()),
-    }
 }
