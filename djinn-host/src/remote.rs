@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Read;
 use std::time::Duration;
-use ureq::http::{Request, Response, StatusCode, Uri};
+use ureq::http::{HeaderValue, Request, Response, StatusCode, Uri};
 use ureq::{Agent, Body, SendBody};
 
 /// The longest answer that is read as a whole, in bytes.
@@ -23,13 +23,18 @@ const LONGEST_ANSWER: u64 = 256 << 20;
 const LONGEST_ERROR: u64 = 1 << 20;
 /// Time for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// Time without a byte of an answer, which the server may have to compute.
+const READ_WITHIN: Duration = Duration::from_secs(600);
+/// Time in which the server takes no byte of a request.
+const WRITE_WITHIN: Duration = Duration::from_secs(120);
 
 /// A server's address, key and connections.
 #[derive(Clone, Debug)]
 pub struct Remote {
     agent: Agent,
     url: String,
-    key: Option<String>,
+    /// The value of the header with the key.
+    key: Option<HeaderValue>,
     quiet: bool,
 }
 
@@ -38,20 +43,21 @@ impl Remote {
     ///
     /// # Errors
     /// [`Error::NoAddress`] for another scheme than `http` and `https`, and for a host or port that cannot be.
-    /// [`Error::NoTls`] for `https` without the feature `tls`.
+    /// [`Error::NoTls`] for `https` without the feature `tls`. [`Error::Asked`] for a key with control characters.
     pub fn new(url: &str, key: Option<&str>, within: Option<Duration>) -> Result<Self> {
         let bare = url.trim_end_matches('/');
         let bare = bare.strip_suffix("/v1").unwrap_or(bare);
         check(bare)?;
-        let config = Agent::config_builder()
-            .timeout_global(within)
-            .timeout_connect(Some(CONNECT_WITHIN))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            // A server is addressed directly, without a proxy.
-            .proxy(None);
-        let (url, key) = (bare.to_owned(), key.map(str::to_owned));
-        Ok(Remote { agent: config.build().into(), url, key, quiet: true })
+        let key = key.map(|key| HeaderValue::try_from(format!("Bearer {key}"))).transpose();
+        let mut key = key.map_err(|_| {
+            Error::Asked(
+                "the server's key has control characters; give it as one line, without them".to_owned(),
+            )
+        })?;
+        if let Some(key) = &mut key {
+            key.set_sensitive(true);
+        }
+        Ok(Remote { agent: agent(within), url: bare.to_owned(), key, quiet: true })
     }
 
     /// The same server; what people wait for is shown on standard error.
@@ -132,7 +138,7 @@ impl Remote {
             request = request.header(*name, *value);
         }
         if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
+            request = request.header("authorization", key);
         }
         let request = request.body(body).map_err(|_| Error::NoAddress { url: url.clone() })?;
         let sent = self.agent.run(request);
@@ -154,6 +160,19 @@ impl Remote {
     fn broke_off(&self, path: &str, source: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::BrokeOff { url: format!("{}{path}", self.url), source: Some(Box::new(source)) }
     }
+}
+
+fn agent(within: Option<Duration>) -> Agent {
+    let config = Agent::config_builder()
+        .timeout_global(within)
+        .timeout_connect(Some(CONNECT_WITHIN))
+        .timeout_per_read(Some(READ_WITHIN))
+        .timeout_per_write(Some(WRITE_WITHIN))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        // A server is addressed directly, without a proxy.
+        .proxy(None);
+    config.build().into()
 }
 
 /// Refuses a URL that is no server's address: another would be asked in its place, with the key.

@@ -1,6 +1,6 @@
 //! A conversation with a model of a server's.
 
-use super::{Remote, RemoteAnswer, encoded, generate_body};
+use super::{Remote, RemoteAnswer, agent, encoded, generate_body};
 use crate::{Dialogue, Error, Generation, Result};
 use djinn_models::{GenerationDefaults, Message};
 use serde::Deserialize;
@@ -113,7 +113,7 @@ impl RemoteChat {
     /// As [`Remote::get`].
     pub fn end(self) -> Result<()> {
         const WITHIN: Duration = Duration::from_secs(2);
-        let server = Remote::new(&self.server.url, self.server.key.as_deref(), Some(WITHIN))?;
+        let server = Remote { agent: agent(Some(WITHIN)), ..self.server };
         let path = format!("/v1/sessions/{}?model={}", self.session, encoded(&self.model));
         match server.asked("DELETE", &path) {
             // A chat without an answer has none.

@@ -97,6 +97,8 @@ enum Event {
         at: Instant,
     },
     Ended(Ended),
+    /// Nothing, which shows that the server is still there.
+    StillHere,
 }
 
 /// The body of a request of `/v1/generate` for a model, without a prompt.
@@ -147,7 +149,8 @@ impl Remote {
         let (asked, mut first, mut last) = (Instant::now(), None, None);
         let mut answer = RemoteAnswer { sent_bytes: body.len() as u64, ..RemoteAnswer::default() };
         let (mut text, mut meter) = (String::new(), None);
-        // A read cannot be ended from outside: the thread's connection goes with its next event.
+        // A read cannot be ended from outside: the thread's connection goes with what comes next. While nothing else
+        // does, that is a comment every few seconds.
         let (told, heard) = sync_channel(EVENTS_AHEAD);
         let server = self.clone();
         let reader = std::thread::Builder::new().spawn(move || server.read_events(&body, &told));
@@ -155,7 +158,7 @@ impl Remote {
             reader.map_err(|source| Error::NoAnswer { url: self.generate_url(), source: source.into() })?;
         loop {
             let more = match heard.recv_timeout(LOOK_EVERY) {
-                Err(RecvTimeoutError::Timeout) => on_text(""),
+                Err(RecvTimeoutError::Timeout) | Ok(Event::StillHere) => on_text(""),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Ok(Event::Loading(Loading { bytes, total_bytes })) => {
                     let made = || Meter::new(format!("{} loads the model", self.url), self.quiet);
@@ -218,6 +221,9 @@ impl Remote {
         let mut lines = BufReader::new(answer.into_body().into_reader().take(LONGEST_ANSWER));
         while let Some(line) = next_line(&mut lines).map_err(|source| self.broke_off(PATH, source))? {
             received += line.len() as u64 + 1;
+            if line.starts_with(':') && told.send(Event::StillHere).is_err() {
+                break;
+            }
             let Some(data) = line.strip_prefix("data: ") else { continue };
             if data == "[DONE]" {
                 break;
@@ -235,7 +241,7 @@ impl Remote {
             } else if event.get("tokens").is_some() {
                 Event::Ended(serde_json::from_value(event).map_err(not_understood)?)
             } else {
-                continue;
+                Event::StillHere
             };
             if told.send(event).is_err() {
                 break;
