@@ -33,7 +33,7 @@ pub(crate) struct PushArgs {
     /// The name in requests [default: the model's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// First remove the model of this name
+    /// Replace the model of this name, once the new one is complete
     #[arg(long)]
     pub(crate) replace: bool,
     /// Pieces sent at the same time

@@ -27,12 +27,13 @@ pub(super) fn run(args: &PushArgs, quiet: bool) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let model = LocalModel::of(&location, threads, &mut |done, total| hashing.set(done, Some(total)))?;
     drop(hashing);
-    if args.replace {
-        server.remove_model(&name)?;
-    }
     let url = server.url();
     let sending = Meter::new(format!("sending {name} to {url}"), quiet);
-    let pushed = server.push(&model, &name, args.connections, &|done, all| sending.set(done, Some(all)))?;
+    let progress = |done, all| sending.set(done, Some(all));
+    let pushed = match args.replace {
+        true => server.replace(&model, &name, args.connections, &progress),
+        false => server.push(&model, &name, args.connections, &progress),
+    }?;
     drop(sending);
     if args.json {
         return output::json(&Output { model: &name, url, pushed });

@@ -78,7 +78,14 @@ fn a_store_is_served_without_a_model() {
     assert!(serving.ask("GET /v1/live", "", "").contains(r#""models":[]"#));
     let body = r#"{"prompt":"Once","max_tokens":5}"#;
     assert!(serving.ask("POST /v1/completions", "", body).contains("`model` is missing"));
+    let template = "additional_chat_templates/tool_use.jinja";
+    fs::create_dir(place.path().join("model/additional_chat_templates")).unwrap();
+    fs::write(place.path().join("model").join(template), "{{ tools }}").unwrap();
     push(&place, &serving, "./model", &["--name=mine"]);
+    assert!(
+        place.path().join("store/models/mine").join(template).is_file(),
+        "a file in a folder is sent, too"
+    );
     assert!(list(&serving).contains(r#""value":"unloaded""#), "{}", list(&serving));
     let told = text(&serving, "mine");
     assert!(list(&serving).contains(r#""value":"loaded""#), "{}", list(&serving));
@@ -87,6 +94,33 @@ fn a_store_is_served_without_a_model() {
     assert_eq!(text(&serve_models(&place, &[STORE, "--ctx=128"]), "mine"), told);
     let error = place.refused(&["serve", "--alias=x", STORE, "--port=0"]);
     assert!(error.contains("--alias names a model, and none is given"), "{error}");
+}
+
+/// A model that does not fit the store does not cost it the one that is to be replaced.
+#[test]
+fn a_model_is_replaced_by_a_complete_one_only() {
+    let place = place();
+    fine_tune(&place, "tuned");
+    let serving = serve(&place, &[STORE]);
+    let bytes = push(&place, &serving, "./model", &["--name=mine"])["bytes"].as_u64().unwrap();
+    drop(serving);
+    let serving = serve(&place, &[STORE, &format!("--store-quota={bytes}")]);
+    let before = text(&serving, "mine");
+    let to = format!("--to=http://{}", serving.address);
+    let error = place.refused(&["push", "./tuned", "--name=mine", "--replace", &to, "-q"]);
+    assert!(error.contains("the store is full"), "{error}");
+    assert_eq!(text(&serving, "mine"), before);
+    drop(serving);
+    // What an interrupted replacement left is replaced, too.
+    let serving = serve(&place, &[STORE]);
+    push(&place, &serving, "./model", &["--name=mine.next"]);
+    push(&place, &serving, "./tuned", &["--name=mine", "--replace"]);
+    let models = serving.ask("GET /v1/models", "", "");
+    assert!(models.contains(r#""id":"mine""#) && !models.contains("mine.next"), "{models}");
+    // The server's own model is not the store's.
+    let to = format!("--to=http://{}", serving.address);
+    let error = place.refused(&["push", "./tuned", "--name=model", "--replace", &to, "-q"]);
+    assert!(error.contains("a model called model is there"), "{error}");
 }
 
 #[test]

@@ -17,8 +17,14 @@ use ureq::http::StatusCode;
 
 /// How often progress is reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// Waits before each attempt to send a piece again.
+/// Waits before each attempt to send a piece again, in seconds.
 const TRY_AGAIN_AFTER: [u64; 5] = [0, 1, 2, 4, 8];
+/// How often such a wait looks whether another piece has failed for good.
+const LOOKS_PER_SECOND: u64 = 10;
+/// Added to a model's name until it replaces another one.
+const NEXT: &str = ".next";
+/// The code of the refusal of a name that another model has.
+const TAKEN: &str = "model_exists";
 /// The header for a piece's next byte.
 const OFFSET: &str = "upload-offset";
 /// The header for whether a piece is complete.
@@ -44,6 +50,17 @@ struct Lacking {
     bytes: u64,
     committed: bool,
     lacking: Vec<Lacked>,
+}
+
+/// The server's answer about its store.
+#[derive(Deserialize)]
+struct Stored {
+    models: Vec<StoredName>,
+}
+
+#[derive(Deserialize)]
+struct StoredName {
+    name: String,
 }
 
 #[derive(Deserialize)]
@@ -83,6 +100,39 @@ impl Remote {
         })
     }
 
+    /// As [`push`](Self::push), but a model of this name in the server's store is removed when the new one is
+    /// complete. Until then that is called `NAME.next`, and the store has both.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push). The old model is removed only after the new one has opened at the server.
+    pub fn replace(
+        &self,
+        model: &LocalModel,
+        name: &str,
+        connections: u16,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Pushed> {
+        let refused = match self.push(model, name, connections, progress) {
+            Err(Error::Refused { status, code: Some(code), why }) if code == TAKEN => {
+                Error::Refused { status, code: Some(code), why }
+            }
+            pushed => return pushed,
+        };
+        let Stored { models } = self.get("/v1/store")?;
+        // A model of the server's own cannot be removed.
+        if !models.iter().any(|model| model.name == name) {
+            return Err(refused);
+        }
+        let next = format!("{name}{NEXT}");
+        // An interrupted run may have left another one.
+        self.remove_model(&next)?;
+        let pushed = self.push(model, &next, connections, progress)?;
+        self.remove_model(name)?;
+        self.push(model, name, connections, progress)?;
+        self.remove_model(&next)?;
+        Ok(pushed)
+    }
+
     /// Sends the missing pieces over several connections. Returns the bytes sent.
     fn send_pieces(
         &self,
@@ -106,7 +156,12 @@ impl Remote {
                 let Some(piece) = next.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
                 let place = model.places.get(&piece.hash).ok_or(Error::NoSuchPiece)?;
                 let outcome = Piece { server: self, piece, place, sent: &sent, ended: &ended }.send();
-                outcome.inspect_err(|_| ended.store(true, Ordering::Relaxed))?;
+                // The other connections break off what they send; the first failure is the one to tell.
+                if let Err(error) = outcome
+                    && !ended.swap(true, Ordering::Relaxed)
+                {
+                    return Err(error);
+                }
             }
             Ok(())
         };
@@ -147,7 +202,11 @@ impl Piece<'_> {
             let Err(error) = sent else { return Ok(()) };
             let again = tries.next().filter(|_| may_pass(&error) && !self.ended.load(Ordering::Relaxed));
             let Some(&seconds) = again else { return Err(Error::NotWhole(Box::new(error))) };
-            std::thread::sleep(Duration::from_secs(seconds));
+            for _ in 0..seconds * LOOKS_PER_SECOND {
+                if !self.ended.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1000 / LOOKS_PER_SECOND));
+                }
+            }
             sent = self.go_on();
         }
     }
@@ -173,7 +232,7 @@ impl Piece<'_> {
         let left = self.piece.bytes.checked_sub(from).ok_or(Error::NoSuchPiece)?;
         let mut file = File::open(path).map_err(of_file)?;
         file.seek(SeekFrom::Start(range.start + from)).map_err(of_file)?;
-        let mut body = Counted { file: file.take(left), sent: self.sent };
+        let mut body = Counted { file: file.take(left), sent: self.sent, ended: self.ended };
         let (offset, length) = (from.to_string(), left.to_string());
         let headers = [
             (OFFSET, offset.as_str()),
@@ -199,14 +258,18 @@ fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// A file whose bytes are counted as they are sent.
+/// A file whose bytes are counted as they are sent, until the upload has ended.
 struct Counted<'a> {
     file: std::io::Take<File>,
     sent: &'a AtomicU64,
+    ended: &'a AtomicBool,
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.ended.load(Ordering::Relaxed) {
+            return Err(std::io::Error::other("another piece failed"));
+        }
         let read = self.file.read(buffer)?;
         self.sent.fetch_add(read as u64, Ordering::Relaxed);
         Ok(read)

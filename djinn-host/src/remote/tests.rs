@@ -1,6 +1,7 @@
 //! Addresses of servers, and servers that misbehave.
 
 use super::*;
+use djinn_models::stored::{ContentHash, ContentPiece, LocalModel, ManifestFile, ModelManifest, PiecePlace};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
@@ -32,6 +33,12 @@ fn serve<T: Send + 'static>(
     (Remote::new(&url, None, None).unwrap(), told)
 }
 
+fn respond(stream: &mut BufReader<TcpStream>, status: &str, body: &str) {
+    let length = body.len();
+    let text = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+    stream.get_mut().write_all(text.as_bytes()).unwrap();
+}
+
 #[test]
 fn an_answer_that_nobody_wants_ends_while_only_comments_come() {
     let (remote, closed) = serve(|_, mut stream| {
@@ -46,6 +53,44 @@ fn an_answer_that_nobody_wants_ends_while_only_comments_come() {
     let answer = remote.generate(&serde_json::json!({}), &mut |_| ControlFlow::Break(())).unwrap();
     assert!(answer.is_cancelled());
     assert!(closed.recv().unwrap(), "the server computes on");
+}
+
+#[test]
+fn a_piece_that_fails_ends_the_others() {
+    const BYTES: u64 = 1 << 30;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights");
+    std::fs::File::create(&path).unwrap().set_len(BYTES).unwrap();
+    let pieces = [(ContentHash::of(b"refused"), 1), (ContentHash::of(b"slow"), BYTES)];
+    let file = pieces.map(|(hash, bytes)| ContentPiece { hash, bytes, tensor: None });
+    let file = ManifestFile { path: "m.gguf".to_owned(), pieces: file.to_vec() };
+    let place = |bytes| PiecePlace { path: path.clone(), range: 0..bytes };
+    let model = LocalModel {
+        manifest: ModelManifest { files: vec![file] },
+        places: pieces.into_iter().map(|(hash, bytes)| (hash, place(bytes))).collect(),
+    };
+    let refused = pieces[0].0.to_string();
+    let lacking = pieces.map(|(hash, bytes)| serde_json::json!({"hash": hash, "bytes": bytes, "have": 0}));
+    let told = serde_json::json!({
+        "id": ContentHash::of(b"id"), "bytes": 1 + BYTES, "committed": false, "lacking": lacking,
+    });
+    let (remote, received) = serve(move |line, mut stream| {
+        if line.starts_with("POST") {
+            respond(&mut stream, "200 OK", &told.to_string());
+        } else if line.contains(&refused) {
+            respond(&mut stream, "403 Forbidden", "{}");
+        }
+        let (mut bytes, mut buffer) = (0, vec![0; 1 << 16]);
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
+            bytes += read as u64;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        bytes
+    });
+    let error = remote.push(&model, "m", 2, &|_, _| ()).unwrap_err();
+    assert!(crate::one_line(&error).contains("status 403"), "{error:?}");
+    let all: Vec<u64> = received.iter().take(3).collect();
+    assert!(all.iter().all(|&bytes| bytes < BYTES), "{all:?}");
 }
 
 #[test]
