@@ -106,7 +106,9 @@ pub fn tiles(graph: &Graph, tile_bytes: u64) -> Vec<Tile> {
             let first = run.start..run.start + 1;
             let row_bytes: u64 = node.weights.iter().map(|&w| graph.value(w).cut_bytes(first.clone())).sum();
             let rows = run.end - run.start;
-            let step = if node.op.splits_by_rows() { tile_rows(rows, tile_bytes / row_bytes) } else { rows };
+            // Rows without elements are one tile.
+            let limit = tile_bytes.checked_div(row_bytes).filter(|_| node.op.splits_by_rows());
+            let step = limit.map_or(rows, |limit| tile_rows(rows, limit));
             for start in run.clone().step_by(step as usize) {
                 let rows = start..run.end.min(start + step);
                 let part = |&value: &ValueId| Part { value, bytes: bytes(value, rows.clone()) };

@@ -55,3 +55,12 @@ fn large_products_are_cut_near_the_tile_size() {
     assert!(tiles.iter().filter(|t| graph.node(t.node).name == "unembed").count() > 1);
     assert_eq!(gathered_tables(&graph).len(), 1);
 }
+
+#[test]
+fn a_weight_whose_rows_are_empty_is_one_tile() {
+    let graph = decoder(1, 2, 4, 8, 0, 16);
+    let tiles = tiles(&graph, 64);
+    let down: Vec<_> = tiles.iter().filter(|t| graph.node(t.node).name == "blocks.0.mlp.down").collect();
+    let [tile] = down[..] else { panic!("{down:?}") };
+    assert_eq!((&tile.rows, tile.bytes()), (&(0..8), 0));
+}
