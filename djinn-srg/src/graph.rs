@@ -74,6 +74,9 @@ pub struct Hook {
 }
 
 impl Graph {
+    /// The largest vocabulary of a model: devices choose tokens from rows of up to this many logits.
+    pub const MOST_VOCAB: u32 = 1 << 22;
+
     /// The value with this id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]

@@ -2,6 +2,7 @@
 
 use super::check::Checks;
 use crate::{Change, Draw, Drawn, Span};
+use djinn_srg::Graph;
 
 /// `drawn[r]` is the token that `draws[r]` chooses from `logits[r, :]`; see [`Draw`].
 ///
@@ -29,7 +30,7 @@ pub struct Choose {
 
 impl Choose {
     /// The most logits of a row.
-    pub const MOST_VOCAB: u32 = 1 << 22;
+    pub const MOST_VOCAB: u32 = Graph::MOST_VOCAB;
 
     pub(crate) fn check_sizes(&self, checks: Checks) {
         let (vocab, most) = (self.vocab, Choose::MOST_VOCAB);

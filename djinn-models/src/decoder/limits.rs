@@ -2,7 +2,7 @@
 
 use super::{Decoder, Mlp, Positions, RopeScaling, Rotary};
 use crate::{Error, Result};
-use djinn_srg::Routing;
+use djinn_srg::{Graph, Routing};
 use std::path::Path;
 
 /// Largest accepted sizes: far above any model, and low enough that no product of them overflows 64 bits.
@@ -12,8 +12,6 @@ const MAX_INTERMEDIATE: u64 = 1 << 24;
 const MAX_HEADS: u64 = 1 << 16;
 const MAX_HEAD_DIM: u64 = 1 << 13;
 const MAX_ATTENTION_WIDTH: u64 = 1 << 22;
-/// What devices choose tokens from: `Choose::MOST_VOCAB` of `djinn-device`.
-const MAX_VOCAB: u64 = 1 << 22;
 const MAX_CONTEXT: u64 = 1 << 31;
 /// Experts of all blocks together: each is a few nodes of the graph.
 const MAX_ALL_EXPERTS: u64 = 1 << 17;
@@ -67,7 +65,7 @@ impl Decoder {
         origin.within(keys.hidden, sizes.hidden, MAX_WIDTH)?;
         origin.within(keys.intermediate, sizes.intermediate, MAX_INTERMEDIATE)?;
         origin.within(keys.layers, sizes.layers, MAX_LAYERS)?;
-        origin.within(keys.vocab, sizes.vocab, MAX_VOCAB)?;
+        origin.within(keys.vocab, sizes.vocab, Graph::MOST_VOCAB.into())?;
         origin.within(keys.context, sizes.context, MAX_CONTEXT)?;
         self.check_heads(origin)?;
         if !(0.0..1.0).contains(&self.norm.eps) {
