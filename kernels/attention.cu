@@ -46,7 +46,7 @@ DJINN_FRAGMENTS(int8, djinn::int8)
 
 namespace djinn {
 
-constexpr unsigned MOST_DIM = 256;
+constexpr unsigned MOST_DIM = DJINN_MOST_HEAD_DIM;
 
 using Kernel = void (*)(djinn_attention_args, Part);
 

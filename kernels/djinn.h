@@ -323,7 +323,7 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
 
 /*
  * out[r, h, :] = softmax((q[r, h, :] K + bias) scale) V over positions 0 ..= p of the row's sequence, for p = positions[r].
- * Where more than DJINN_PREFILL_RUN rows of one sequence are adjacent, positions ascend by one. head_dim up to 256.
+ * Where more than DJINN_PREFILL_RUN rows of one sequence are adjacent, positions ascend by one. head_dim up to DJINN_MOST_HEAD_DIM.
  *
  * With a window, over positions max(0, p + 1 - window) ..= p; pages that no row sees are not read. With `alibi` the bias of
  * key j is bf16(bf16(slope(h)) bf16(j)), where with m the largest power of two up to heads, the first m slopes are 2^(-8 (i
@@ -345,6 +345,7 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
 enum {
     DJINN_PREFILL_RUN = 32,
     DJINN_ATTENTION_COUNTERS = (1 << 14) + 1,
+    DJINN_MOST_HEAD_DIM = 256,
 };
 typedef struct djinn_attention_args {
     const float *qkv;          /* [rows, (heads + 2 kv_heads) head_dim]; only the queries are read */

@@ -95,6 +95,7 @@ impl Device for CpuDevice {
             batch_invariant_run: u32::MAX,
             encodings: ENCODINGS,
             int8_cache: true,
+            most_head_dim: u32::MAX,
         }
     }
 

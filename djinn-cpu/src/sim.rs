@@ -76,6 +76,8 @@ pub struct SimConfig {
     pub encodings: &'static [Encoding],
     /// What [`DeviceInfo`] says of int8 keys and values.
     pub int8_cache: bool,
+    /// What [`DeviceInfo`] says of the largest heads.
+    pub most_head_dim: u32,
     /// Which arithmetic.
     pub math: Math,
 }
@@ -101,6 +103,7 @@ impl Default for SimConfig {
             wide_products: false,
             encodings: crate::ENCODINGS,
             int8_cache: true,
+            most_head_dim: u32::MAX,
             math: Math::Reference,
         }
     }
@@ -308,6 +311,7 @@ impl Device for SimDevice {
             batch_invariant_run: self.config.batch_invariant_rows,
             encodings: self.config.encodings,
             int8_cache: self.config.int8_cache,
+            most_head_dim: self.config.most_head_dim,
         }
     }
 

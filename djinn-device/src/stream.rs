@@ -77,6 +77,8 @@ pub struct DeviceInfo {
     pub encodings: &'static [Encoding],
     /// Whether keys and values may be [`DType::Int8`].
     pub int8_cache: bool,
+    /// The most elements of a head for `attention`.
+    pub most_head_dim: u32,
 }
 
 impl DeviceInfo {

@@ -14,10 +14,18 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Refuses weights whose encoding, and keys and values whose type, the device cannot compute from.
-fn check_types(graph: &Graph, kv_dtype: DType, device: &DeviceInfo) -> Result<()> {
+/// Refuses what the device cannot compute from: an encoding of weights, a type of keys and values, a size of heads.
+fn check_device(graph: &Graph, kv_dtype: DType, device: &DeviceInfo) -> Result<()> {
     if kv_dtype == DType::Int8 && !device.int8_cache {
         return Err(Error::CacheType { dtype: kv_dtype, device: device.name.clone() });
+    }
+    let most = device.most_head_dim;
+    for node in &graph.nodes {
+        if let Op::Attention { head_dim, .. } = node.op
+            && head_dim > most
+        {
+            return Err(Error::HeadDim { head_dim, most, device: device.name.clone() });
+        }
     }
     let reads = |encoding| encoding == Encoding::Plain || device.encodings.contains(&encoding);
     for (_, value) in graph.weights() {
@@ -90,7 +98,7 @@ impl<D: Ops> Engine<D> {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         let began = Instant::now();
-        check_types(&graph, options.kv_dtype, &runtime.info)?;
+        check_device(&graph, options.kv_dtype, &runtime.info)?;
         let plan = runtime.plan(&graph, options)?;
         let passes = Passes::new(&runtime.device, options.replay && runtime.info.captures)?;
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;

@@ -30,6 +30,12 @@ pub enum Error {
     /// Keys and values of a type that the device does not compute from.
     #[error("{device} does not compute from keys and values in {dtype}; choose f16, bf16 or f32")]
     CacheType { dtype: djinn_device::DType, device: String },
+    /// Attention over larger heads than the device computes.
+    #[error(
+        "the model's heads have {head_dim} elements, and {device} computes attention over at most {most}; load it on the \
+         CPU"
+    )]
+    HeadDim { head_dim: u32, most: u32, device: String },
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,

@@ -57,3 +57,13 @@ fn other_types_are_refused() {
     let error = load(sim(false), "tiny-gqa", DType::Int8, 16).map(drop).expect_err("a device without");
     assert!(matches!(error, Error::CacheType { dtype: DType::Int8, .. }), "{error}");
 }
+
+#[test]
+fn heads_that_the_device_cannot_compute_are_refused_before_anything_is_loaded() {
+    let sim = |most_head_dim| {
+        SimDevice::new(SimConfig { most_head_dim, ..SimConfig::default() }).expect("a simulator")
+    };
+    load(sim(16), "tiny-gqa", DType::F32, 16).map(drop).expect("it loads");
+    let error = load(sim(15), "tiny-gqa", DType::F32, 16).map(drop).expect_err("heads of 16 elements");
+    assert!(matches!(error, Error::HeadDim { head_dim: 16, most: 15, .. }), "{error}");
+}

@@ -226,6 +226,7 @@ impl Device for CudaDevice {
             batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
             encodings: if self.scratch.decoded().len() > 0 { crate::ENCODINGS } else { &[] },
             int8_cache: true,
+            most_head_dim: djinn_cuda_sys::DJINN_MOST_HEAD_DIM,
         }
     }
 
