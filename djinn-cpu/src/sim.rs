@@ -9,6 +9,7 @@ mod faults;
 mod order;
 mod queue;
 mod rng;
+mod runs;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -67,8 +68,8 @@ pub struct SimConfig {
     pub memory_bytes_per_second: f64,
     /// Virtual time that everything but a copy across the link takes on top.
     pub launch_overhead: Duration,
-    /// What [`DeviceInfo`] says of batch-invariant rows. The low bits of a product of more rows depend on their number; all
-    /// other results are those of the CPU device.
+    /// What [`DeviceInfo`] says of batch-invariant rows and runs. The low bits of a product of more rows depend on their number,
+    /// and those of attention are others in longer runs; all other results are those of the CPU device.
     pub batch_invariant_rows: u32,
     /// What [`DeviceInfo`] says of wide products: these do not depend on the number of rows.
     pub wide_products: bool,

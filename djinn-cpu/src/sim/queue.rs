@@ -3,12 +3,13 @@
 use super::SimConfig;
 use super::clock::Clock;
 use super::order::Order;
+use super::runs;
 use crate::event::Completion;
 use crate::kernels::Arithmetic;
 use crate::memory::Memory;
 use crate::ops::{bytes_moved, copied};
 use crate::stream::first_line;
-use djinn_device::args::{CopyExpert, Linear};
+use djinn_device::args::{Attention, CopyExpert, Linear};
 use djinn_device::{Access, DeviceInfo, Error, Operation, Result, Span, Stream};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -112,10 +113,31 @@ pub(super) struct Machine<'a> {
 }
 
 impl Machine<'_> {
+    /// Whether each row is in a long run.
+    fn long_runs(self, attention: &Attention) -> Vec<bool> {
+        let Attention { row_seq, positions, short_runs, .. } = *attention;
+        let (sequences, positions) = (self.memory.read_u32(row_seq), self.memory.read_u32(positions));
+        runs::long_runs(short_runs, self.config.batch_invariant_rows, &sequences, &positions)
+    }
+
     /// Whether a product's low bits depend on the number of its rows.
     fn varies(self, product: &Linear) -> bool {
         let wide = self.config.wide_products && DeviceInfo::is_wide(product.weight, product.k);
         product.rows > self.config.batch_invariant_rows && !wide
+    }
+}
+
+/// A number with other low bits.
+fn varied(value: f32, low_bits: u32) -> f32 {
+    if value.is_finite() { f32::from_bits(value.to_bits() ^ low_bits) } else { value }
+}
+
+/// Gives rows in `long` runs other low bits than attention has in short ones.
+fn vary_runs(memory: &Memory, attention: &Attention, long: &[bool]) {
+    let Attention { out, rows, .. } = *attention;
+    let width = (out.len() / 4) as usize / (rows as usize).max(1);
+    if long.contains(&true) {
+        memory.change_floats(out, |at, value| if long[at / width] { varied(value, 3) } else { value });
     }
 }
 
@@ -126,7 +148,7 @@ fn vary(memory: &Memory, product: &Linear) {
     memory.change_floats(out, |at, value| {
         let column = at as u32 % out_width;
         let written = (out_column..out_column + n).contains(&column);
-        if written && value.is_finite() { f32::from_bits(value.to_bits() ^ low_bits) } else { value }
+        if written { varied(value, low_bits) } else { value }
     });
 }
 
@@ -318,11 +340,15 @@ impl Streams {
             }
             Command::Operation(operation) => {
                 let bytes = bytes_moved(operation, memory);
+                let long = match operation {
+                    Operation::Attention(args) => machine.long_runs(args),
+                    _ => Vec::new(),
+                };
                 kernels.run(memory, operation);
-                if let Operation::Linear(product) = operation
-                    && machine.varies(product)
-                {
-                    vary(memory, product);
+                match operation {
+                    Operation::Linear(product) if machine.varies(product) => vary(memory, product),
+                    Operation::Attention(args) => vary_runs(memory, args, &long),
+                    _ => {}
                 }
                 self.queues[id].alone = match (alone, operation) {
                     (Some(span), Operation::Linear(product)) => {
