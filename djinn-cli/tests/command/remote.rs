@@ -52,11 +52,12 @@ fn a_server_gives_what_this_machine_gives() {
     ] {
         assert!(place.refused(args).contains(why), "{args:?}");
     }
-    for (url, why) in [
+    let no_addresses: &[(&str, &str)] = &[
         ("http://127.0.0.1:99999", "--server: http://127.0.0.1:99999 is no address of this program's"),
         #[cfg(not(feature = "hub"))]
         ("https://127.0.0.1:1", "--server: https://127.0.0.1:1 needs TLS, and this build speaks http only"),
-    ] {
+    ];
+    for (url, why) in no_addresses {
         let message = place.refused(&["run", "model", "Hi", "--api-key=secret", "--server", url]);
         assert!(message.starts_with(why), "{message}");
     }
