@@ -113,9 +113,7 @@ impl Remote {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Pushed> {
         let refused = match self.push(model, name, connections, progress) {
-            Err(Error::Refused { status, code: Some(code), why }) if code == TAKEN => {
-                Error::Refused { status, code: Some(code), why }
-            }
+            Err(error) if matches!(&error, Error::Refused { code: Some(code), .. } if code == TAKEN) => error,
             pushed => return pushed,
         };
         let Stored { models } = self.get("/v1/store")?;
