@@ -6,8 +6,8 @@
  *
  * The context is cut every SPLIT positions, from position 0 on, and SPAN splits are a span. Each split gives a maximum, a
  * sum and a vector for each head. Splits are merged in order, and then spans: by one block or, if they are spread over
- * blocks, by the last of these to end, with the same arithmetic. If rows are few and have many units, the last blocks to end
- * merge a part of a head each. Within a split each warp takes an equal share of the positions, and the shares' results are added in
+ * blocks, by the last of these to end, with the same arithmetic. If rows are few and have many units, the last blocks merge
+ * a part of a head each. Within a split each warp takes an equal share of the positions, and the shares' results are added in
  * order. So the result depends on neither the batch nor the workspace. Splits and tiles before a row's window are left out.
  *
  * Warps meet only at the end of a split, with the first keys and values of the next in flight. The warps of several blocks
@@ -61,8 +61,8 @@ struct Choice {
 };
 
 template <typename Share> Choice choice(Kernel kernel) {
-    return {kernel, Share::HEADS, Share::THREADS, unsigned(sizeof(typename Splits<Share>::Shared)), Share::BLOCKS,
-            Share::GOES_ON};
+    using Shared = typename Splits<Share>::Shared;
+    return {kernel, Share::HEADS, Share::THREADS, unsigned(sizeof(Shared) + alignof(Shared)), Share::BLOCKS, Share::GOES_ON};
 }
 
 template <unsigned DIM> Choice choose_lanes(unsigned shared_by) {
@@ -166,7 +166,10 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     const unsigned per_row = a.kv.kv_heads * groups;
     const unsigned most_waiting = device.multiprocessors * (choice.blocks < 2 ? 1 : 2);
     const unsigned slots = djinn::slots_of(a, choice.heads, per_row, blocks, runs);
-    const djinn::Part part = {shared_by, groups, per_row, slots, device.multiprocessors, most_waiting, runs};
+    djinn::Part part = {shared_by, groups, per_row, slots, device.multiprocessors, most_waiting, runs, {}};
+    if (choice.copying && device.overlaps && !djinn::encode_planes(part.pages, a.kv, djinn::positions_at_once(a.kv))) {
+        return cudaErrorInvalidValue;
+    }
     const uint64_t units = uint64_t(a.rows) * per_row * (part.slots == 0 ? 1 : djinn::most_splits(a, djinn::SPLIT));
     return djinn::launch(choice.kernel, units < blocks ? unsigned(units) : blocks, choice.threads, choice.bytes, stream,
                          a, part);

@@ -5,6 +5,7 @@
 #define DJINN_ATTENTION_DEAL_CUH
 
 #include "attention.cuh"
+#include "wgmma.cuh"
 
 namespace djinn {
 
@@ -22,7 +23,7 @@ constexpr unsigned FEW_SPLITS = 16;
 constexpr unsigned MANY_SPLITS = 6, MOST_IN_SPANS = 32, MOST_MERGED = 128;
 
 /* The most groups (rows times groups of heads) whose ended units can be counted. */
-constexpr unsigned MOST_GROUPS = DJINN_ATTENTION_COUNTERS - 1;
+constexpr unsigned MOST_GROUPS = DJINN_ATTENTION_COUNTERS;
 
 /* What is the same for all blocks of a launch. */
 struct Part {
@@ -36,6 +37,8 @@ struct Part {
     unsigned most_waiting;
     /* Whether rows in long runs are left to the tiled path. */
     bool skip_runs;
+    /* Describes the pages to TMA, for kernels that copy tiles with it. */
+    CUtensorMap pages;
 };
 
 /* How contexts are cut into units. */

@@ -6,9 +6,9 @@
  * may be of any size.
  *
  * Keys are the rows of the matrices, and up to 8 heads that share a key head are the columns; then elements of values are
- * the rows. Sums may take elements or positions in any order, so a lane loads 16 bytes at once, and uses them as the
- * elements that the tensor cores expect of it. The next keys are copied while values are weighted, the next values while
- * keys are multiplied, and those of the next share while this one is merged.
+ * the rows. A lane loads 16 integers at once, and uses them as the elements that the tensor cores expect of it: sums may take
+ * elements in any order. The next keys are copied while values are weighted, the next values while keys are multiplied, and
+ * those of the next share while this one is merged.
  */
 #ifndef DJINN_ATTENTION_FRAGMENTS_CUH
 #define DJINN_ATTENTION_FRAGMENTS_CUH
@@ -43,21 +43,25 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
     /* The type that is multiplied. */
     using M = Product<T>;
     static constexpr unsigned PIECE = Tile::PIECE, VALUE_PIECE = Tile::VALUE_PIECE;
-    /* Elements of a head in shared memory, for int8 with gaps: lanes that store two each have no bank conflicts. */
+    /* Elements of a head in shared memory, with gaps: lanes that store them have no bank conflicts. */
     static constexpr unsigned GAP = IS_INT8<T> ? 2 : 0, PADDED = DIM + DIM / VALUE_PIECE * GAP;
-    static constexpr unsigned PITCH = IS_INT8<T> ? PADDED + (20 - PADDED % 16) % 16 : DIM;
+    static constexpr unsigned PITCH = IS_INT8<T> ? PADDED + (20 - PADDED % 16) % 16 : DIM + 4;
+    /* What divides a head's elements, and where they begin in `part`. */
+    static constexpr unsigned ALIGNED = 4, PART_ALIGNED = IS_INT8<T> ? 2 : 4;
 
     struct Shared : Scales<T, 2 * WARPS, SHARE> {
         Tile keys[WARPS], values[WARPS];
+        /* On sm_90: that tiles are there. */
+        Barrier keys_ready[WARPS], values_ready[WARPS];
         /* For the current share, and for the next. */
-        const T *key[2][WARPS][SHARE];
+        Place places[2][WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[COLUMNS], own[COLUMNS];
         /* What each warp found; the maximum is -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
         /* Each lane's part of the scaled queries: elements of head lane / 4 for two steps of the product. */
         uint4 query[DIM / 32][32];
-        float part[WARPS][HEADS * PITCH];
+        alignas(16) float part[WARPS][HEADS * PITCH];
     };
 
     /* The place of a head's element in `part`. */
@@ -70,20 +74,21 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 
     static __device__ __forceinline__ Query load_query(const djinn_attention_args &a, Shared &shared,
                                                        const float *queries, unsigned heads) {
-        constexpr unsigned PARTS = PIECE / 8;
-        const unsigned lane = threadIdx.x % 32, head = lane / 4, quad = lane % 4;
+        const unsigned lane = threadIdx.x % 32, head = lane / 4, quad = lane % 4, dim = a.kv.head_dim;
         const float scale = __fmul_rn(a.scale, LOG2_E);
+        /* A pair of elements from `at` on. */
+        const auto pair_at = [&](unsigned at) {
+            const bool inside = head < heads && at < dim;
+            const auto x = inside ? load<float, 2>(queries + size_t(head) * dim + at) : Pack<float, 2>{};
+            return pack<M>(x.at[0] * scale, x.at[1] * scale);
+        };
 #pragma unroll
         for (unsigned i = threadIdx.x / 32; i < DIM / 32; i += WARPS) {
-            const unsigned at = (i / PARTS * 4 + quad) * PIECE + i % PARTS * 8;
-            uint4 query = {};
-            if (head < heads && at < a.kv.head_dim) {
-                const auto low = load<float, 4>(queries + size_t(head) * a.kv.head_dim + at);
-                const auto high = load<float, 4>(queries + size_t(head) * a.kv.head_dim + at + 4);
-                query = {pack<M>(low.at[0] * scale, low.at[1] * scale), pack<M>(low.at[2] * scale, low.at[3] * scale),
-                         pack<M>(high.at[0] * scale, high.at[1] * scale), pack<M>(high.at[2] * scale, high.at[3] * scale)};
-            }
-            shared.query[i][lane] = query;
+            /* In int8 elements are in the order of the lanes' pieces. */
+            const unsigned first = IS_INT8<T> ? Tile::key_piece(i / 2) + i % 2 * 8 : i * 32 + 2 * quad;
+            const unsigned apart = IS_INT8<T> ? 2 : 8;
+            shared.query[i][lane] = {pair_at(first), pair_at(first + apart), pair_at(first + 2 * apart),
+                                     pair_at(first + 3 * apart)};
         }
         __syncthreads();
         return {};
@@ -116,7 +121,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         unsigned parity = 0;
         /* What the values' scales were divided by. */
         float power = 1;
-        /* Which half of the shared memory has the share's addresses and scales. */
+        /* Which half of the shared memory has the share's places and scales. */
         unsigned half = 0;
     };
 
@@ -125,15 +130,15 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         return min(max(portion.base + i * 32 + threadIdx.x % 32, begin), end - 1);
     }
 
-    /* Puts the addresses of a share's keys into half of the shared memory; whole tiles of them, if tiles lie in one page. */
+    /* Puts the places of a share's positions into half of the shared memory; of whole tiles, if tiles lie in one page. */
     static __device__ __forceinline__ void locate(const djinn_attention_args &a, Shared &shared, unsigned half,
                                                   const Portion &portion) {
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = Tile::is_whole(a) ? TILE : 1;
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = tiles_are_whole(a.kv) ? TILE : 1;
         const unsigned begin = portion.begin / tile * tile, end = (portion.end + tile - 1) / tile * tile;
 #pragma unroll
         for (unsigned i = 0; i < SHARE / 32; ++i) {
             const unsigned position = position_of(portion, i, begin, end);
-            shared.key[half][warp][i * 32 + lane] = key_at<T>(a.kv, portion.sequence, position, portion.kv_head);
+            shared.places[half][warp][i * 32 + lane] = Place::of(a.kv, portion.sequence, position);
         }
         __syncwarp();
     }
@@ -197,16 +202,23 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         constexpr unsigned TILES = 2;
         const unsigned lane = threadIdx.x % 32, in_share = first_tile(portion) + lane / 2 * TILE;
         const unsigned position = portion.base + in_share;
-        if (lane < 2 * TILES && position < portion.end && Tile::is_whole(a)) {
-            const T *const keys = shared.key[ahead.half][threadIdx.x / 32][in_share];
-            djinn::prefetch(keys + (lane % 2 == 0 ? 0 : value_offset<T>(a.kv)), TILE * a.kv.head_dim * sizeof(T));
+        if (lane < 2 * TILES && position < portion.end && tiles_are_whole(a.kv)) {
+            const Place place = shared.places[ahead.half][threadIdx.x / 32][in_share];
+            const unsigned plane = portion.kv_head + lane % 2 * a.kv.kv_heads;
+            djinn::prefetch(vector_at<T>(a.kv, place, plane), TILE * a.kv.head_dim * sizeof(T));
         }
     }
 
     /* Called before the first share. */
     static __device__ __forceinline__ void prepare(Shared &shared) {
-        shared.keys[threadIdx.x / 32].init();
-        shared.values[threadIdx.x / 32].init();
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x % 32 == 0) {
+            shared.keys_ready[threadIdx.x / 32].init(1);
+            shared.values_ready[threadIdx.x / 32].init(1);
+            Barrier::publish();
+        }
+        __syncwarp();
+#endif
     }
 
     /* Called before the first copy: lets copies read what earlier kernels wrote. */
@@ -218,19 +230,27 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #endif
     }
 
-    static __device__ __forceinline__ void copy_tile(const djinn_attention_args &a, Shared &shared, const T *const *key) {
+    /* Start to copy a tile of keys, or of values; of none if `place` is null. */
+    static __device__ __forceinline__ void copy_keys(const djinn_attention_args &a, const Part &part, Shared &shared,
+                                                     const Place *place, unsigned kv_head) {
         const unsigned warp = threadIdx.x / 32;
-        shared.keys[warp].copy(a, key, 0);
-        shared.values[warp].copy(a, key, value_offset<T>(a.kv));
+        shared.keys[warp].copy(a.kv, part.pages, shared.keys_ready[warp], place, kv_head);
+    }
+    static __device__ __forceinline__ void copy_values(const djinn_attention_args &a, const Part &part, Shared &shared,
+                                                       const Place *place, unsigned kv_head) {
+        const unsigned warp = threadIdx.x / 32;
+        shared.values[warp].copy(a.kv, part.pages, shared.values_ready[warp], place, a.kv.kv_heads + kv_head);
     }
 
     /* Begins to load the first tile of a share that was found. */
-    static __device__ __forceinline__ void begin(const djinn_attention_args &a, Shared &shared, Ahead &ahead,
-                                                 const Portion &portion) {
+    static __device__ __forceinline__ void begin(const djinn_attention_args &a, const Part &part, Shared &shared,
+                                                 Ahead &ahead, const Portion &portion) {
         if (!portion.is_empty()) {
             LaneScales scales;
             load_scales(a, portion, scales);
-            copy_tile(a, shared, shared.key[ahead.half][threadIdx.x / 32] + first_tile(portion));
+            const Place *const place = shared.places[ahead.half][threadIdx.x / 32] + first_tile(portion);
+            copy_keys(a, part, shared, place, portion.kv_head);
+            copy_values(a, part, shared, place, portion.kv_head);
             /* Only now: the wait for scales must not delay the first keys and values. */
             ahead.power = settle(shared, ahead.half, scales);
         }
@@ -240,13 +260,12 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
      * Takes the warp's share of a split, which was begun before. If `goes_on`, begins the next. Results are written once all
      * warps are done with the split before.
      */
-    static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &,
-                                                Ahead &ahead, const Portion &portion, bool goes_on,
+    static __device__ __forceinline__ void take(const djinn_attention_args &a, const Part &part, Shared &shared,
+                                                const Query &, Ahead &ahead, const Portion &portion, bool goes_on,
                                                 const Portion &next) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
         const unsigned half = ahead.half, scaled = half * WARPS + warp;
-        const size_t value = value_offset<T>(a.kv);
-        const T *const *next_key = nullptr;
+        const Place *next_place = nullptr;
         LaneScales next_scales;
         float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
         float out[DIM / 16][4] = {};
@@ -256,24 +275,25 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
             if (!next.is_empty()) {
                 locate(a, shared, ahead.half, next);
                 load_scales(a, next, next_scales);
-                next_key = shared.key[ahead.half][warp] + first_tile(next);
+                next_place = shared.places[ahead.half][warp] + first_tile(next);
             }
         }
         if (!portion.is_empty()) {
-            const T *const *const key = shared.key[half][warp];
+            const Place *const places = shared.places[half][warp];
             unsigned first = first_tile(portion);
             const unsigned last = (portion.end - 1 - portion.base) / TILE * TILE;
 #pragma unroll 1
             for (; first <= last; first += TILE) {
                 float scores[4] = {}, others[4] = {};
-                shared.keys[warp].wait(ahead.parity);
-                shared.keys[warp].each_key_step(a, [&](unsigned i, const uint32_t (&keys)[4]) {
+                Tile::wait(shared.keys_ready[warp], ahead.parity);
+                const auto add_keys = [&](unsigned i, const uint32_t (&keys)[4]) {
                     const uint4 query = shared.query[i / 2][lane];
                     multiply<M>(IS_INT8<T> && i % 2 == 1 ? others : scores, keys, word_of(query, i % 2 * 2),
                                 word_of(query, i % 2 * 2 + 1));
-                });
+                };
                 float value_scale[2] = {1, 1};
                 if constexpr (IS_INT8<T>) {
+                    shared.keys[warp].each_int8_key_step(add_keys);
 #pragma unroll
                     for (unsigned i = 0; i < 2; ++i) {
                         const float key_scale = shared.key_scale[scaled][first + row + 8 * i];
@@ -281,23 +301,33 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
                         scores[2 * i] = __fmul_rn(scores[2 * i] + others[2 * i], key_scale);
                         scores[2 * i + 1] = __fmul_rn(scores[2 * i + 1] + others[2 * i + 1], key_scale);
                     }
+                } else {
+                    shared.keys[warp].each_key_step(add_keys);
                 }
-                const T *const *const following = first < last ? key + first + TILE : next_key;
-                shared.keys[warp].copy(a, following, 0);
+                const bool more = first < last;
+                const Place *const following = more ? places + first + TILE : next_place;
+                const unsigned of_head = more ? portion.kv_head : next.kv_head;
+                copy_keys(a, part, shared, following, of_head);
                 const auto weights = weigh(a, shared, scores, value_scale, top, sum, out, portion.base + first,
                                            portion.begin, portion.end);
                 const unsigned tile = portion.base + first, seen = max(portion.begin, tile) - tile;
-                shared.values[warp].wait(ahead.parity);
-                shared.values[warp].each_value_step(a, seen, portion.end - tile, [&](unsigned i, const uint32_t (&values)[4]) {
+                Tile::wait(shared.values_ready[warp], ahead.parity);
+                const auto add_values = [&](unsigned i, const uint32_t (&values)[4]) {
                     multiply<M>(out[i], values, weights.x, weights.y);
-                });
-                shared.values[warp].copy(a, following, value);
+                };
+                if constexpr (IS_INT8<T>) {
+                    shared.values[warp].each_int8_value_step(seen, portion.end - tile, add_values);
+                } else {
+                    shared.values[warp].each_value_step(seen, portion.end - tile, add_values);
+                }
+                copy_values(a, part, shared, following, of_head);
                 ahead.parity ^= 1;
             }
-        } else if (next_key != nullptr) {
-            copy_tile(a, shared, next_key);
+        } else if (next_place != nullptr) {
+            copy_keys(a, part, shared, next_place, next.kv_head);
+            copy_values(a, part, shared, next_place, next.kv_head);
         }
-        if (next_key != nullptr) {
+        if (next_place != nullptr) {
             ahead.power = settle(shared, ahead.half, next_scales);
         }
         __syncthreads();
@@ -312,11 +342,16 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
                 }
 #pragma unroll
                 for (unsigned d = 0; d < DIM / 16; ++d) {
-                    constexpr unsigned PAIRS = VALUE_PIECE / 2;
-                    const unsigned element = (d / PAIRS * 8 + row) * VALUE_PIECE + d % PAIRS * 2;
-                    float *to = &shared.part[warp][at_part(head, element)];
-                    store(to, IS_INT8<T> ? Pack<float, 2>{out[d][i] * power, out[d][2 + i] * power}
-                                         : Pack<float, 2>{out[d][i], out[d][2 + i]});
+                    if constexpr (IS_INT8<T>) {
+                        /* The rows of a product are pairs of a lane's piece. */
+                        constexpr unsigned PAIRS = VALUE_PIECE / 2;
+                        const unsigned element = (d / PAIRS * 8 + row) * VALUE_PIECE + d % PAIRS * 2;
+                        store(&shared.part[warp][at_part(head, element)],
+                              Pack<float, 2>{out[d][i] * power, out[d][2 + i] * power});
+                    } else {
+                        shared.part[warp][at_part(head, d * 16 + row)] = out[d][i];
+                        shared.part[warp][at_part(head, d * 16 + 8 + row)] = out[d][2 + i];
+                    }
                 }
             }
         }

@@ -88,13 +88,15 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     /* Scores of a tile that LANES lanes compute, and lanes that share one in the end. */
     static constexpr unsigned SCORES = UNROLL * HEADS, SAME = LANES / SCORES;
     static_assert(SHARE % TILE == 0 && SCORES <= LANES);
+    /* What divides a head's elements, and where they begin in `part`. */
+    static constexpr unsigned ALIGNED = N, PART_ALIGNED = N;
     struct Shared : Scales<T, WARPS, SHARE> {
         const T *key[WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[HEADS], own[HEADS];
         /* What each warp found; the maximum is -INFINITY if it saw no position. */
         float top[WARPS][HEADS], sum[WARPS][HEADS];
-        float part[WARPS][HEADS * DIM];
+        alignas(16) float part[WARPS][HEADS * DIM];
     };
 
     /* The place of a head's element in `part`. */
@@ -155,11 +157,13 @@ template <typename T, unsigned N, unsigned MOST, unsigned GROUP> struct Lanes {
     static __device__ __forceinline__ void find(const djinn_attention_args &, Shared &, const Ahead &, const Portion &) {}
     static __device__ __forceinline__ void prefetch(const djinn_attention_args &, const Shared &, const Ahead &,
                                                     const Portion &) {}
-    static __device__ __forceinline__ void begin(const djinn_attention_args &, Shared &, Ahead &, const Portion &) {}
+    static __device__ __forceinline__ void begin(const djinn_attention_args &, const Part &, Shared &, Ahead &,
+                                                 const Portion &) {}
 
     /* Takes the warp's share of a split. Results are written once all warps are done with the split before. */
-    static __device__ __forceinline__ void take(const djinn_attention_args &a, Shared &shared, const Query &query,
-                                                Ahead &, const Portion &portion, bool, const Portion &) {
+    static __device__ __forceinline__ void take(const djinn_attention_args &a, const Part &, Shared &shared,
+                                                const Query &query, Ahead &, const Portion &portion, bool,
+                                                const Portion &) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = a.kv.head_dim;
         const unsigned base = portion.base, begin = portion.begin, end = portion.end;
         __syncthreads();

@@ -12,25 +12,27 @@ namespace djinn {
 
 /*
  * Counts units of a group that were handed over, and above them the parts of its heads that different blocks merged, for
- * each group; after the last group, the blocks that took all their units. A launch leaves zeros.
+ * each group. A launch leaves zeros.
  */
 constexpr unsigned MERGED = 1u << 24;
 __device__ __forceinline__ unsigned &ended_of(const djinn_attention_args &a, unsigned group) { return a.counters[group]; }
-__device__ __forceinline__ unsigned &blocks_done(const djinn_attention_args &a) { return a.counters[MOST_GROUPS]; }
 
 /*
- * The sum of weights, and the weighted sum of an element, over some positions; none at first. A score of `top` has weight
- * one. Scores are logarithms to base 2.
+ * The sum of a head's weights, and the weighted sums of N elements, over some positions; none at first. A score of `top` has
+ * weight one. Scores are logarithms to base 2.
  */
-struct Result {
-    float top = -INFINITY, sum = 0, x = 0;
+template <unsigned N> struct Result {
+    float top = -INFINITY, sum = 0, x[N] = {};
 
     /* Adds the positions that follow, of which there is at least one. */
     __device__ __forceinline__ void merge(const Result &next) {
         const float both = fmaxf(top, next.top);
         const float keep = power_of_two(top - both), take = power_of_two(next.top - both);
         sum = __fmaf_rn(sum, keep, __fmul_rn(next.sum, take));
-        x = __fmaf_rn(x, keep, __fmul_rn(next.x, take));
+#pragma unroll
+        for (unsigned i = 0; i < N; ++i) {
+            x[i] = __fmaf_rn(x[i], keep, __fmul_rn(next.x[i], take));
+        }
         top = both;
     }
 };
@@ -45,7 +47,8 @@ struct Portion {
 /* The work of blocks. `Share` takes a warp's share of a split. */
 template <typename Share> struct Splits {
     static constexpr unsigned THREADS = Share::THREADS, WARPS = THREADS / 32, HEADS = Share::HEADS, DIM = Share::DIM;
-    static constexpr unsigned OUTPUTS = (HEADS * DIM + THREADS - 1) / THREADS;
+    using Elements = djinn::Elements<HEADS, DIM, THREADS, Share::ALIGNED>;
+    static constexpr unsigned OUTPUTS = Elements::COUNT;
     /* Partial results that are loaded at once in the final merge: little code if a thread has only one element. */
     static constexpr unsigned AT_END = OUTPUTS == 1 ? 4 : OUTPUTS == 2 ? 16 : 32 / OUTPUTS;
 
@@ -61,14 +64,17 @@ template <typename Share> struct Splits {
         Step steps[2][WARPS];
     };
 
-    /* Results of the current span, and of all spans before. Thread i holds every THREADSth from i on. */
+    /* What the thread's elements have of the current span, and of all spans before. */
+    using Result = djinn::Result<OUTPUTS>;
     struct Results {
-        Result span[OUTPUTS], whole[OUTPUTS];
+        Result span, whole;
     };
 
     static __device__ __forceinline__ void run(const djinn_attention_args &a, const Part &part) {
         extern __shared__ __align__(16) unsigned char bytes[];
-        Shared &shared = *reinterpret_cast<Shared *>(bytes);
+        /* The padding that the size counts on. */
+        unsigned char *const aligned = bytes + (alignof(Shared) - shared_address(bytes) % alignof(Shared)) % alignof(Shared);
+        Shared &shared = *reinterpret_cast<Shared *>(aligned);
         Step *here = &shared.steps[0][threadIdx.x / 32], *next = &shared.steps[1][threadIdx.x / 32];
         typename Share::Ahead ahead;
         Share::prepare(shared.share);
@@ -92,7 +98,7 @@ template <typename Share> struct Splits {
             return;
         }
         Share::admit();
-        Share::begin(a, shared.share, ahead, portion_of(a, *here));
+        Share::begin(a, part, shared.share, ahead, portion_of(a, *here));
         typename Share::Query query;
         Results results;
 #pragma unroll 1
@@ -102,7 +108,7 @@ template <typename Share> struct Splits {
                 results = {};
             }
             const bool more = follow<HEADS>(a, part, cut, *here, *next), goes_on = Share::GOES_ON && more;
-            Share::take(a, shared.share, query, ahead, portion_of(a, *here), goes_on, portion_of(a, *next));
+            Share::take(a, part, shared.share, query, ahead, portion_of(a, *here), goes_on, portion_of(a, *next));
             __syncthreads();
             add_split(a, part, cut, shared, *here, results);
             if (here->split + 1 == here->end && (!here->is_part(cut) || is_merged(a, part, cut, shared, *here, results))) {
@@ -113,7 +119,7 @@ template <typename Share> struct Splits {
             }
             if (!goes_on) {
                 Share::find(a, shared.share, ahead, portion_of(a, *next));
-                Share::begin(a, shared.share, ahead, portion_of(a, *next));
+                Share::begin(a, part, shared.share, ahead, portion_of(a, *next));
             }
             Step *const before = here;
             here = next;
@@ -139,18 +145,6 @@ template <typename Share> struct Splits {
         const unsigned from = step.split * SPLIT + threadIdx.x / 32 * Share::SHARE;
         return {step.sequence, step.kv_head, from, max(from, first_seen(a, step.length - 1)),
                 min(from + Share::SHARE, step.length)};
-    }
-
-    /* Calls `work(output, head of the group, element)` for the outputs that the thread holds. */
-    template <typename Work>
-    static __device__ __forceinline__ void each_output(const djinn_attention_args &a, unsigned heads, Work work) {
-#pragma unroll
-        for (unsigned o = 0; o < OUTPUTS; ++o) {
-            const unsigned i = o * THREADS + threadIdx.x, h = i / DIM, at = i % DIM;
-            if (i < HEADS * DIM && h < heads && at < a.kv.head_dim) {
-                work(o, h, at);
-            }
-        }
     }
 
     static __device__ __forceinline__ typename Share::Query begin_stretch(const djinn_attention_args &a, Shared &shared,
@@ -180,55 +174,55 @@ template <typename Share> struct Splits {
         const bool hands_over = step.is_part(cut) && (next == step.end || (next & ((1u << cut.shift) - 1)) == 0);
         const bool ends_span = hands_over || next == step.end || next % SPAN == 0;
         const unsigned unit = (step.split >> cut.shift) - first_unit(a, cut, step.length - 1);
-        const Slots slots(a, part, HEADS);
-        each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
-            Result &of_span = results.span[o], &whole = results.whole[o];
-            of_span.merge(split_of(shared.share, h, at));
-            if (ends_span) {
-                whole.merge(of_span);
-                of_span = Result{};
+        const unsigned h = Elements::head();
+        if (h >= step.heads) {
+            return;
+        }
+        results.span.merge(split_of(shared.share, h));
+        if (ends_span) {
+            results.whole.merge(results.span);
+            results.span = Result{};
+        }
+        if (hands_over) {
+            const Slots slots(a, part, HEADS);
+            const size_t to = slots.at(step.slot + unit, h);
+            Elements::each(a.kv.head_dim, [&](unsigned first, unsigned at) {
+                store(slots.vector(to) + at, Elements::pack(results.whole.x, first));
+            });
+            if (Elements::at(0) == 0) {
+                slots.facts[to] = {results.whole.top, results.whole.sum};
             }
-            if (hands_over) {
-                const size_t to = slots.at(step.slot + unit, h);
-                slots.vector(to)[at] = whole.x;
-                if (at == 0) {
-                    slots.facts[to] = {whole.top, whole.sum};
-                }
-                whole = Result{};
-            }
-        });
+            results.whole = Result{};
+        }
     }
 
     /* Whether a stretch is the last one of a row and group to be handed over. If so, merges all, unless others do. */
     static __device__ __forceinline__ bool is_merged(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                      Shared &shared, const Step &step, Results &results) {
-        using Merge = djinn::Merge<HEADS, DIM, THREADS, AT_END, sizeof(Share::Shared::part)>;
+        using Merge = djinn::Merge<HEADS, Elements, THREADS, AT_END, sizeof(Share::Shared::part)>;
         const bool by_head = MOST_PARTS > 0 && cut.is_by_head(step.units);
         if (!is_last(ended_of(a, step.row * part.per_row + step.which), step.to - step.from, by_head ? ~0u : step.units)) {
             return false;
         }
         const Slots slots(a, part, HEADS);
-        float whole[OUTPUTS] = {}, sum[OUTPUTS] = {};
+        results.whole = Result{};
         Merge::run(slots, cut, shared.share.part, step.slot, step.heads, first_unit(a, cut, step.length - 1), step.units,
-                   whole, sum);
-#pragma unroll
-        for (unsigned o = 0; o < OUTPUTS; ++o) {
-            results.whole[o].sum = sum[o], results.whole[o].x = whole[o];
-        }
+                   results.whole.x, results.whole.sum);
         return true;
     }
 
     /*
-     * Called by a block that took all its units. The last blocks to be done merge a part of a head each, and wait until all
-     * units of the head's group are there. The device runs them all at once, so others end meanwhile.
+     * Called by a block that took all its units. The last blocks, which have fewest, merge a part of a head each, and wait
+     * until all units of the head's group are there. The device runs all blocks at once, so others end meanwhile.
      */
     static __device__ __forceinline__ void merge_part(const djinn_attention_args &a, const Part &part, const Cut &cut,
                                                       Shared &shared) {
         const unsigned of_group = HEADS * cut.by_head, parts = a.rows * part.per_row * of_group;
-        const unsigned blocks = min(gridDim.x, cut.units * part.per_row), number = count_one(blocks_done(a), blocks) + parts - blocks;
-        if (number >= parts) {
+        const unsigned blocks = min(gridDim.x, cut.units * part.per_row);
+        if (blockIdx.x + parts < blocks) {
             return;
         }
+        const unsigned number = blockIdx.x + parts - blocks;
         const unsigned group = number / of_group, in_group = number - group * of_group, row = group / part.per_row;
         const unsigned units = units_of(a, cut, a.positions[row]), which = group - row * part.per_row;
         if (!cut.is_by_head(units)) {
@@ -267,39 +261,45 @@ template <typename Share> struct Splits {
 
     static __device__ __forceinline__ void store_whole(const djinn_attention_args &a, const Step &step,
                                                        const Results &results) {
-        each_output(a, step.heads, [&](unsigned o, unsigned h, unsigned at) {
-            const Pack<float, 1> x{__fdiv_rn(results.whole[o].x, results.whole[o].sum)};
-            const size_t to = (size_t(step.row) * a.heads + step.head + h) * a.kv.head_dim + at;
-            store_output(a.out, a.rounded, to, x);
+        const unsigned h = Elements::head();
+        if (h >= step.heads) {
+            return;
+        }
+        const size_t to = (size_t(step.row) * a.heads + step.head + h) * a.kv.head_dim;
+        Elements::each(a.kv.head_dim, [&](unsigned first, unsigned at) {
+            auto x = Elements::pack(results.whole.x, first);
+#pragma unroll
+            for (float &element : x.at) {
+                element = __fdiv_rn(element, results.whole.sum);
+            }
+            store_output(a.out, a.rounded, to + at, x);
         });
     }
 
-    static __device__ __forceinline__ Result split_of(const typename Share::Shared &share, unsigned h, unsigned at) {
+    /* What the warps found in a split, for the thread's elements. */
+    static __device__ __forceinline__ Result split_of(const typename Share::Shared &share, unsigned h) {
         Result whole;
+        float top[WARPS];
 #pragma unroll
         for (unsigned warp = 0; warp < WARPS; ++warp) {
-            whole.top = fmaxf(whole.top, share.top[warp][h]);
+            top[warp] = share.top[warp][h];
+            whole.top = fmaxf(whole.top, top[warp]);
         }
 #pragma unroll
         for (unsigned warp = 0; warp < WARPS; ++warp) {
-            const float take = power_of_two(share.top[warp][h] - whole.top);
+            const float take = power_of_two(top[warp] - whole.top);
             whole.sum = __fmaf_rn(share.sum[warp][h], take, whole.sum);
-            whole.x = __fmaf_rn(share.part[warp][Share::at_part(h, at)], take, whole.x);
-        }
-        return whole;
-    }
-
-    /* Counts a block, and returns how many were counted before. The last one of `all` sets the count to zero. */
-    static __device__ __forceinline__ unsigned count_one(unsigned &count, unsigned all) {
-        __shared__ unsigned before;
-        if (threadIdx.x == 0) {
-            before = atomicAdd(&count, 1);
-            if (before + 1 == all) {
-                count = 0;
+#pragma unroll
+            for (unsigned o = 0; o < OUTPUTS; o += Share::PART_ALIGNED) {
+                constexpr unsigned N = Share::PART_ALIGNED < OUTPUTS ? Share::PART_ALIGNED : OUTPUTS;
+                const auto x = load<float, N>(&share.part[warp][Share::at_part(h, Elements::at(o))]);
+#pragma unroll
+                for (unsigned i = 0; i < N; ++i) {
+                    whole.x[o + i] = __fmaf_rn(x.at[i], take, whole.x[o + i]);
+                }
             }
         }
-        __syncthreads();
-        return before;
+        return whole;
     }
 
     /*

@@ -107,11 +107,61 @@ template <unsigned HEADS, unsigned COUNT, unsigned WARPS> struct Folds {
 };
 
 /*
- * Merges COUNT heads of up to DIM elements by a block of THREADS threads, with BYTES bytes of shared memory. The vectors of
- * AT_ONCE units are loaded at once.
+ * Which of HEADS heads' up to DIM elements each of THREADS threads has: COUNT elements of one head. ALIGNED divides a head's
+ * elements; WIDTH successive elements are loaded and stored at once.
  */
-template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsigned BYTES> struct Merge {
-    static constexpr unsigned WARPS = THREADS / 32, OUTPUTS = (COUNT * DIM + THREADS - 1) / THREADS;
+template <unsigned HEADS, unsigned DIM, unsigned THREADS, unsigned ALIGNED> struct Elements {
+    static constexpr unsigned COUNT = (HEADS * DIM + THREADS - 1) / THREADS, WIDTH = COUNT < ALIGNED ? COUNT : ALIGNED;
+    /* Threads of a head. */
+    static constexpr unsigned THREADS_OF_HEAD = DIM / COUNT;
+    static_assert(DIM % COUNT == 0 && COUNT % WIDTH == 0);
+
+    /* The thread's head, past the last for a thread that has none. */
+    static __device__ __forceinline__ unsigned head() { return threadIdx.x / THREADS_OF_HEAD; }
+    /* Which element of the head is the thread's `i`th. */
+    static __device__ __forceinline__ unsigned at(unsigned i) {
+        return (i / WIDTH * THREADS_OF_HEAD + threadIdx.x % THREADS_OF_HEAD) * WIDTH + i % WIDTH;
+    }
+    /* Calls `work(i, at(i))` for the first of each WIDTH elements that a head of `dim` elements has. */
+    template <typename Work> static __device__ __forceinline__ void each(unsigned dim, Work work) {
+#pragma unroll
+        for (unsigned i = 0; i < COUNT; i += WIDTH) {
+            if (at(i) < dim) {
+                work(i, at(i));
+            }
+        }
+    }
+    /* WIDTH of the thread's elements. */
+    static __device__ __forceinline__ Pack<float, WIDTH> pack(const float (&x)[COUNT], unsigned first) {
+        Pack<float, WIDTH> of;
+#pragma unroll
+        for (unsigned i = 0; i < WIDTH; ++i) {
+            of.at[i] = x[first + i];
+        }
+        return of;
+    }
+};
+
+/* Loads elements past L1, which may have something older than what other multiprocessors wrote. */
+template <unsigned N> __device__ __forceinline__ Pack<float, N> load_fresh(const float *from) {
+    if constexpr (N == 4) {
+        const float4 x = __ldcg(reinterpret_cast<const float4 *>(from));
+        return {x.x, x.y, x.z, x.w};
+    } else if constexpr (N == 2) {
+        const float2 x = __ldcg(reinterpret_cast<const float2 *>(from));
+        return {x.x, x.y};
+    } else {
+        static_assert(N == 1);
+        return {__ldcg(from)};
+    }
+}
+
+/*
+ * Merges the elements of COUNT heads by a block of THREADS threads, with BYTES bytes of shared memory. The vectors of AT_ONCE
+ * units are loaded at once.
+ */
+template <unsigned COUNT, typename Elements, unsigned THREADS, unsigned AT_ONCE, unsigned BYTES> struct Merge {
+    static constexpr unsigned WARPS = THREADS / 32, OUTPUTS = Elements::COUNT, WIDTH = Elements::WIDTH;
     /* Units whose factors and sums are in shared memory at once. */
     static constexpr unsigned FOLDS = BYTES / (sizeof(Fold) + sizeof(float)) / COUNT / 32 * 32;
     using Folds = djinn::Folds<COUNT, FOLDS, WARPS>;
@@ -119,11 +169,10 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
 
     /*
      * Merges the partial results of `units` units of a row, in the order in which one block alone would. `start` is its first
-     * unit. Thread i gets the weighted sum and the sum of weights of every THREADSth output from i on.
+     * unit. Each thread gets the weighted sums of its elements and their head's sum of weights.
      */
     static __device__ __forceinline__ void run(const Slots &slots, const Cut &cut, void *room, unsigned slot, unsigned heads,
-                                               unsigned start, unsigned units, float (&whole)[OUTPUTS],
-                                               float (&sum)[OUTPUTS]) {
+                                               unsigned start, unsigned units, float (&whole)[OUTPUTS], float &sum) {
         Folds &folds = *static_cast<Folds *>(room);
         const unsigned lead = cut.shift == 0 ? start % SPAN : 0, count = lead + units;
         typename Folds::Tops tops;
@@ -131,18 +180,19 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
         for (float &top : tops) {
             top = -INFINITY;
         }
-        float span[OUTPUTS] = {}, span_sum[OUTPUTS] = {};
+        const unsigned h = min(Elements::head(), heads - 1);
+        float span[OUTPUTS] = {}, span_sum = 0;
 #pragma unroll 1
         for (unsigned first = 0; first < count; first += AT_ONCE) {
-            /* All loads start before any is used. They bypass L1, since other multiprocessors wrote what they read. */
-            float next[AT_ONCE][OUTPUTS];
+            /* All loads start before any is used. */
+            Pack<float, WIDTH> next[AT_ONCE][OUTPUTS / WIDTH];
 #pragma unroll
             for (unsigned s = 0; s < AT_ONCE; ++s) {
                 const unsigned unit = min(max(first + s, lead), count - 1) - lead;
+                const float *const from = slots.vector(slots.at(slot + unit, h));
 #pragma unroll
-                for (unsigned o = 0; o < OUTPUTS; ++o) {
-                    const unsigned i = o * THREADS + threadIdx.x, h = min(i / DIM, heads - 1);
-                    next[s][o] = __ldcg(slots.vector(slots.at(slot + unit, h)) + min(i % DIM, slots.dim - 1));
+                for (unsigned o = 0; o < OUTPUTS; o += WIDTH) {
+                    next[s][o / WIDTH] = load_fresh<WIDTH>(from + min(Elements::at(o), slots.dim - WIDTH));
                 }
             }
             if (first % FOLDS == 0) {
@@ -151,16 +201,20 @@ template <unsigned COUNT, unsigned DIM, unsigned THREADS, unsigned AT_ONCE, unsi
                 __syncthreads();
             }
             const auto add = [&](unsigned s, bool ends_span) {
+                const unsigned at = (first + s) % FOLDS;
+                const Fold fold = folds.fold[h][at];
+                span_sum = __fmaf_rn(span_sum, fold.keep, __fmul_rn(folds.sum[h][at], fold.take));
 #pragma unroll
                 for (unsigned o = 0; o < OUTPUTS; ++o) {
-                    const unsigned h = min((o * THREADS + threadIdx.x) / DIM, heads - 1), at = (first + s) % FOLDS;
-                    const Fold fold = folds.fold[h][at];
-                    span[o] = __fmaf_rn(span[o], fold.keep, __fmul_rn(next[s][o], fold.take));
-                    span_sum[o] = __fmaf_rn(span_sum[o], fold.keep, __fmul_rn(folds.sum[h][at], fold.take));
-                    if (ends_span) {
+                    span[o] = __fmaf_rn(span[o], fold.keep, __fmul_rn(next[s][o / WIDTH].at[o % WIDTH], fold.take));
+                }
+                if (ends_span) {
+                    sum = __fmaf_rn(sum, fold.keep_span, __fmul_rn(span_sum, fold.take_span));
+                    span_sum = 0;
+#pragma unroll
+                    for (unsigned o = 0; o < OUTPUTS; ++o) {
                         whole[o] = __fmaf_rn(whole[o], fold.keep_span, __fmul_rn(span[o], fold.take_span));
-                        sum[o] = __fmaf_rn(sum[o], fold.keep_span, __fmul_rn(span_sum[o], fold.take_span));
-                        span[o] = span_sum[o] = 0;
+                        span[o] = 0;
                     }
                 }
             };
@@ -229,6 +283,7 @@ template <unsigned WARPS> struct MergePart {
                 }
             }
             __syncthreads();
+#pragma unroll 8
             for (unsigned at = 0; at < (end - first + width - 1) / width && warp < wide; ++at) {
                 const Fold fold = shared.folds.fold[0][at * width];
                 whole = __fmaf_rn(whole, fold.keep_span, __fmul_rn(shared.spans[at * wide * 32 + mine], fold.take_span));

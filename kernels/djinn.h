@@ -344,7 +344,7 @@ int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *stream);
  */
 enum {
     DJINN_PREFILL_RUN = 32,
-    DJINN_ATTENTION_COUNTERS = (1 << 14) + 1,
+    DJINN_ATTENTION_COUNTERS = 1 << 14,
     DJINN_MOST_HEAD_DIM = 256,
 };
 typedef struct djinn_attention_args {

@@ -91,6 +91,15 @@ __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsig
                  : "memory");
 }
 
+/* Like `copy_box`, with an L2 policy, for a map with four dimensions: of bytes of slots of planes of pages. */
+__device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned byte, unsigned slot, unsigned plane,
+                                         unsigned page, Barrier &barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(byte), "r"(slot), "r"(plane), "r"(page), "r"(shared_address(&barrier)), "l"(policy)
+                 : "memory");
+}
+
 /*
  * Starts a copy from shared memory to a map's box at a column and a row. What is outside the matrix is left out. Call
  * `admit_shared_writes` in the threads that wrote the shared memory first.
@@ -282,6 +291,20 @@ inline bool encode_pages(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t bo
     const cuuint32_t box[3] = {BLOCK_COLUMNS, box_rows, 1}, steps[3] = {1, 1, 1};
     return map_encoder()(&map, type, 3, kv.pages, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Describes the vectors of 16-bit or aligned int8 pages to TMA, as bytes, in boxes of a line of `box_rows` slots. */
+inline bool encode_planes(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t box_rows) {
+    constexpr cuuint64_t MOST_PAGES = 1u << 31;
+    const bool int8s = kv.dtype == DJINN_INT8;
+    const cuuint64_t vector = kv.head_dim * (int8s ? 1u : 2u), beside = int8s ? sizeof(float) : 0;
+    const cuuint64_t sizes[4] = {vector, kv.page_tokens, 2 * uint64_t(kv.kv_heads), MOST_PAGES};
+    const cuuint64_t strides[3] = {vector, kv.page_tokens * (vector + beside), kv.page_bytes};
+    const cuuint32_t box[4] = {BLOCK_ROW, box_rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    return map_encoder() != nullptr &&
+           map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, kv.pages, sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -29,7 +29,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 WORKSPACE = 64 << 20
-COUNTERS = (1 << 14) + 1
+COUNTERS = 1 << 14
 PAGE = 16
 # Rows of a sequence in a longer run take another path.
 PREFILL_RUN = 32
@@ -361,19 +361,24 @@ def check_decoding(library, dtypes):
     """Failures: rows of many lengths in one launch against float64, and against the same rows alone."""
     failures = []
     lengths, first, last = torch.Generator().manual_seed(2), dtypes[0], dtypes[-1]
-    for heads, kv_heads, dim, dtype, window in (
-        (32, 8, 128, first, 0),
-        (40, 40, 128, last, 0),
-        (64, 8, 128, first, 0),
-        (16, 8, 256, first, 0),
-        (32, 8, 64, last, 900),
+    for heads, kv_heads, dim, dtype, window, page in (
+        (32, 8, 128, first, 0, 16),
+        (40, 40, 128, last, 0, 16),
+        (64, 8, 128, first, 0, 16),
+        (16, 8, 256, first, 0, 16),
+        (32, 8, 64, last, 900, 16),
+        (32, 8, 128, last, 0, 64),
+        (8, 2, 128, first, 300, 8),
+        (8, 2, 80, first, 0, 5),
+        (6, 2, 256, last, 0, 24),
     ):
         for count, longest in ((1, 16000), (3, 70000), (17, 5000), (150, 3000), (400, 300)):
             contexts = torch.randint(longest // 2 if count == 1 else 1, longest, (count,), generator=lengths).tolist()
             if count == 17:
                 contexts[:3] = [127, 128, 60000]
-            name = f"{heads}/{kv_heads}x{dim} {dtype} window {window}, {count} rows"
-            case = Case(library, [(c, 1) for c in contexts], heads, kv_heads, dim, dtype, window, spread=4.0)
+            name = f"{heads}/{kv_heads}x{dim} {dtype} window {window}, pages of {page}, {count} rows"
+            segments = [(c, 1) for c in contexts]
+            case = Case(library, segments, heads, kv_heads, dim, dtype, window, spread=4.0, page=page)
             out = case.run()
             rows = list(range(0, count, max(1, count // 12)))
             error = case.error(out, rows) / TOLERANCE[dtype]

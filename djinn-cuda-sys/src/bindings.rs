@@ -313,7 +313,7 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 pub const DJINN_PREFILL_RUN: _bindgen_ty_2 = 32;
-pub const DJINN_ATTENTION_COUNTERS: _bindgen_ty_2 = 16385;
+pub const DJINN_ATTENTION_COUNTERS: _bindgen_ty_2 = 16384;
 pub const DJINN_MOST_HEAD_DIM: _bindgen_ty_2 = 256;
 pub type _bindgen_ty_2 = ::std::os::raw::c_uint;
 #[repr(C)]
