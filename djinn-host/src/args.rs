@@ -2,7 +2,7 @@
 
 mod asked;
 
-pub use asked::{CostPhase, PlanAsked, SrgAsked, WorkArgs, of_query, query};
+pub use asked::{CostPhase, PlanAsked, SrgAsked, WorkArgs, of_query, parameters, query};
 
 use crate::{DeviceName, Result, Setup};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};

@@ -29,7 +29,8 @@ mod target;
 
 pub use answer::{Answer, Speaker};
 pub use args::{
-    CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, bytes, dtype, kv_type, of_query, query, share,
+    CostPhase, DeviceArgs, PlanAsked, SrgAsked, WorkArgs, bytes, dtype, kv_type, of_query, parameters, query,
+    share,
 };
 pub use cards::{CARDS, Card};
 pub use chat::{Chat, Reply};

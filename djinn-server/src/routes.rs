@@ -16,54 +16,19 @@ use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, delete, get, head, post, put};
+use djinn_host::{PlanAsked, SrgAsked, parameters};
 use serde_json::json;
 use std::sync::{Arc, LazyLock};
 
 /// The type of files.
 const BYTES: &str = "application/octet-stream";
 
-/// Flags of `djinn plan` and `djinn srg`, as parameters.
-const PLAN_FLAGS: [&str; 20] = [
-    "gpu",
-    "link-gbps",
-    "hbm-gbps",
-    "tflops",
-    "prompt-len",
-    "batch",
-    "max-tokens",
-    "json",
-    "vram",
-    "ram",
-    "resident-fraction",
-    "chunk",
-    "ring",
-    "stream-check",
-    "ctx",
-    "kv-dtype",
-    "dtype",
-    "encoding",
-    "activations",
-    "prefill-chunk",
-];
-const GRAPH_FLAGS: [&str; 11] = [
-    "phase",
-    "dot",
-    "json",
-    "gpu",
-    "link-gbps",
-    "hbm-gbps",
-    "tflops",
-    "prompt-len",
-    "batch",
-    "kv-dtype",
-    "dtype",
-];
-
 pub(crate) struct Route {
     pub(crate) method: Method,
     pub(crate) path: &'static str,
     pub(crate) summary: &'static str,
-    pub(crate) query: &'static [&'static str],
+    /// The names of its parameters.
+    pub(crate) query: Vec<String>,
     /// The type of its request body, if that is not JSON.
     pub(crate) takes: Option<&'static str>,
     /// The type of its response.
@@ -74,8 +39,8 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    fn query(self, query: &'static [&'static str]) -> Self {
-        Route { query, ..self }
+    fn query(self, names: &[impl ToString]) -> Self {
+        Route { query: names.iter().map(ToString::to_string).collect(), ..self }
     }
 
     fn takes(self, takes: &'static str) -> Self {
@@ -103,7 +68,7 @@ macro_rules! of_method {
                 method: Method::$METHOD,
                 path,
                 summary,
-                query: &[],
+                query: Vec::new(),
                 takes: None,
                 content: "application/json",
                 is_part: false,
@@ -209,11 +174,11 @@ fn table() -> Vec<Route> {
         reads("/v1/models/{*name}/hooks", "A model's hook points.", get_model).part(),
         reads("/v1/models/{*name}/plan", "What `djinn plan` prints of a model.", get_model)
             .part()
-            .query(&PLAN_FLAGS)
+            .query(&parameters::<PlanAsked>())
             .content("text/plain"),
         reads("/v1/models/{*name}/srg", "What `djinn srg` prints of a model.", get_model)
             .part()
-            .query(&GRAPH_FLAGS)
+            .query(&parameters::<SrgAsked>())
             .content("text/plain"),
         posts("/v1/steering", "Keeps steering vectors under a name.", steering::create)
             .query(&["name", "model", "hook", "layer"]),

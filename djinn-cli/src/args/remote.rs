@@ -1,7 +1,7 @@
 //! Flags of a server's store, and of commands that use a server.
 
-use clap::Args;
-use djinn_host::bytes;
+use clap::{Arg, Args, Command, Id};
+use djinn_host::{DeviceArgs, Setup, bytes};
 use std::path::PathBuf;
 
 /// Uploaded models.
@@ -64,7 +64,7 @@ pub(crate) struct ServerArgs {
 #[command(next_help_heading = "Server")]
 pub(crate) struct ElsewhereArgs {
     /// Let the server at URL compute, with one of its models
-    #[arg(long, value_name = "URL", conflicts_with_all = ELSEWHERE)]
+    #[arg(long, value_name = "URL", conflicts_with_all = decided())]
     pub(crate) server: Option<String>,
     /// A key of the server. Other users see command lines: use DJINN_API_KEY
     #[arg(long, value_name = "KEY", hide_default_value = true)]
@@ -72,20 +72,7 @@ pub(crate) struct ElsewhereArgs {
 }
 
 /// Flags that the server decided when it loaded its models.
-const ELSEWHERE: [&str; 15] = [
-    "vram",
-    "ram",
-    "resident_fraction",
-    "chunk",
-    "ring",
-    "stream_check",
-    "context",
-    "kv_dtype",
-    "dtype",
-    "encoding",
-    "activations",
-    "prefill_rows",
-    "device",
-    "threads",
-    "trace",
-];
+fn decided() -> Vec<Id> {
+    let flags = DeviceArgs::augment_args(Setup::augment_args(Command::new("flags"))).arg(Arg::new("trace"));
+    flags.get_arguments().map(|arg| arg.get_id().clone()).collect()
+}

@@ -3,7 +3,7 @@
 
 use super::{dtype, kv_type};
 use crate::{Card, Error, Result, Setup, Target};
-use clap::{Args, FromArgMatches, ValueEnum};
+use clap::{Arg, Args, FromArgMatches, ValueEnum};
 use djinn_device::DType;
 use serde::{Serialize, Serializer};
 
@@ -137,6 +137,15 @@ pub fn query(asked: &impl Serialize) -> Vec<(String, String)> {
         other => Some(other.to_string()),
     };
     flags.into_iter().filter_map(|(name, value)| Some((name, text(value)?))).collect()
+}
+
+/// The names of a query's parameters: the flags that it can have.
+pub fn parameters<T: Args>() -> Vec<String> {
+    T::augment_args(clap::Command::new("query"))
+        .get_arguments()
+        .filter_map(Arg::get_long)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Flags from query parameters.
