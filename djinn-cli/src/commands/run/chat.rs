@@ -109,9 +109,9 @@ fn talk(partner: &mut dyn Partner, args: &RunArgs, interrupt: &Interrupt, quiet:
         match Line::parse(&text) {
             Err(why) => tell(&anyhow!(why)),
             Ok(Line::Empty) => {}
-            Ok(Line::Command(Command::Exit)) => return Ok(()),
             Ok(Line::Command(command)) => match talk.obey(command) {
-                Ok(said) => output::remark(&said),
+                Ok(Some(said)) => output::remark(&said),
+                Ok(None) => return Ok(()),
                 Err(error) => tell(&error),
             },
             Ok(Line::Message(text)) => talk.answer(&text)?,
@@ -182,30 +182,30 @@ impl Talk<'_> {
         }
     }
 
-    /// Does what the user wants of the chat; gives what to say.
-    fn obey(&mut self, command: Command) -> Result<String> {
-        match command {
-            Command::Help => Ok(line::help()),
-            Command::System(text) => self.system(text),
-            Command::Set(None) => Ok(choices::describe(&self.generation(), self.partner.defaults())),
+    /// Does what the user wants of the chat; gives what to say, or `None` if the chat ends.
+    fn obey(&mut self, command: Command) -> Result<Option<String>> {
+        Ok(Some(match command {
+            Command::Help => line::help(),
+            Command::System(text) => self.system(text)?,
+            Command::Set(None) => choices::describe(&self.generation(), self.partner.defaults()),
             Command::Set(Some((name, value))) => {
                 self.choices.set(&name, value.as_deref()).map_err(|why| anyhow!(why))?;
-                Ok(choices::describe(&self.generation(), self.partner.defaults()))
+                choices::describe(&self.generation(), self.partner.defaults())
             }
-            Command::Stats => Ok(self.stats()),
+            Command::Stats => self.stats(),
             Command::Clear => {
                 self.partner.conversation().clear();
-                Ok("the conversation begins anew".to_owned())
+                "the conversation begins anew".to_owned()
             }
             Command::Save { file, overwrite } => {
                 let messages = self.partner.conversation().messages();
                 let saved = Saved { messages, settings: self.choices.changes().clone() };
                 saved.write(Path::new(&file), overwrite)?;
-                Ok(format!("{} messages are in {file}", saved.messages.len()))
+                format!("{} messages are in {file}", saved.messages.len())
             }
-            Command::Load(file) => self.load(&file),
-            Command::Exit => Ok(String::new()),
-        }
+            Command::Load(file) => self.load(&file)?,
+            Command::Exit => return Ok(None),
+        }))
     }
 
     fn system(&mut self, text: Option<String>) -> Result<String> {
