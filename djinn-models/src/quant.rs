@@ -39,16 +39,16 @@ fn widen(stored: StoredType, blocks: &[u8], out: &mut [f32]) {
     let (halves, words) = (blocks.as_chunks::<2>().0, blocks.as_chunks::<4>().0);
     match stored {
         StoredType::Blocks(format) => format.decode(blocks, out),
-        StoredType::Plain(DType::F16) => {
+        StoredType::F16 => {
             let mut values = [f16::ZERO; TILE];
             halves.iter().zip(&mut values).for_each(|(&bytes, value)| *value = f16::from_le_bytes(bytes));
             values[..out.len()].convert_to_f32_slice(out);
         }
-        StoredType::Plain(DType::BF16) => {
+        StoredType::BF16 => {
             let wide = |bytes: [u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16);
             halves.iter().zip(out).for_each(|(&bytes, value)| *value = wide(bytes));
         }
-        StoredType::Plain(DType::F32) => {
+        StoredType::F32 => {
             words.iter().zip(out).for_each(|(&bytes, value)| *value = f32::from_le_bytes(bytes));
         }
         other => panic!("no decoder for {}", other.name()),

@@ -8,8 +8,12 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoredType {
-    /// Floats of a type that weights can have in memory.
-    Plain(DType),
+    /// Plain elements.
+    F32,
+    /// Plain elements.
+    F16,
+    /// Plain elements.
+    BF16,
     /// GGML's blocks.
     Blocks(BlockFormat),
     /// A stored type that Djinn does not decode, by its format's name. The tensor is listed, but reading it is
@@ -21,7 +25,8 @@ impl StoredType {
     /// Elements and bytes of a block; `None` for types that are not decoded.
     pub const fn block(self) -> Option<(u64, u64)> {
         match self {
-            StoredType::Plain(dtype) => Some((1, dtype.bytes())),
+            StoredType::F32 => Some((1, 4)),
+            StoredType::F16 | StoredType::BF16 => Some((1, 2)),
             StoredType::Blocks(format) => Some((format.elements(), format.bytes())),
             StoredType::Other(_) => None,
         }
@@ -30,15 +35,17 @@ impl StoredType {
     /// The value type with the same bytes, if there is one.
     pub const fn dtype(self) -> Option<DType> {
         match self {
-            StoredType::Plain(dtype) => Some(dtype),
-            _ => None,
+            StoredType::F32 => Some(DType::F32),
+            StoredType::F16 => Some(DType::F16),
+            StoredType::BF16 => Some(DType::BF16),
+            StoredType::Blocks(_) | StoredType::Other(_) => None,
         }
     }
 
     /// The encoding with the same bytes, if there is one.
     pub const fn encoding(self) -> Option<Encoding> {
         match self {
-            StoredType::Plain(_) => Some(Encoding::Plain),
+            StoredType::F32 | StoredType::F16 | StoredType::BF16 => Some(Encoding::Plain),
             StoredType::Blocks(format) => Some(Encoding::Blocks(format)),
             StoredType::Other(_) => None,
         }
@@ -47,11 +54,9 @@ impl StoredType {
     /// The type's name in its format's own spelling.
     pub const fn name(self) -> &'static str {
         match self {
-            StoredType::Plain(DType::F32) => "F32",
-            StoredType::Plain(DType::F16) => "F16",
-            StoredType::Plain(DType::BF16) => "BF16",
-            StoredType::Plain(DType::Int8) => "I8",
-            StoredType::Plain(DType::U32) => "U32",
+            StoredType::F32 => "F32",
+            StoredType::F16 => "F16",
+            StoredType::BF16 => "BF16",
             StoredType::Blocks(format) => format.name(),
             StoredType::Other(name) => name,
         }

@@ -427,7 +427,7 @@ impl CheckpointSource {
     /// Reads elements of the file's tensor, and refuses a number that f16 cannot hold.
     fn read_decoded(&self, part: &Part, dtype: DType, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
         self.file.read(&part.tensor, elements.clone(), dtype, out)?;
-        let narrowed = dtype == DType::F16 && info(&*self.file, part).stored != StoredType::Plain(DType::F16);
+        let narrowed = dtype == DType::F16 && info(&*self.file, part).stored != StoredType::F16;
         // No early end: the loop runs over nothing but finite numbers, and so it vectorises.
         if narrowed && out.as_chunks::<2>().0.iter().fold(false, |found, h| found | is_infinite_f16(h)) {
             self.explain_infinity(part, elements, out)?;

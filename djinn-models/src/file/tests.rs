@@ -18,8 +18,7 @@ fn elements_of_every_rank_are_counted_in_row_major_order() {
     let input = Input::from_bytes("x", f32_bytes((0..25).map(|i| i as f32)));
     let read = |shape: &[u64], run: Range<u64>| {
         let mut out = vec![0; (run.end - run.start) as usize * 4];
-        read(&input, &stored("t", shape, StoredType::Plain(DType::F32), 4), run, DType::F32, &mut out)
-            .unwrap();
+        read(&input, &stored("t", shape, StoredType::F32, 4), run, DType::F32, &mut out).unwrap();
         out
     };
     let values = |range: Range<i32>| f32_bytes(range.map(|i| i as f32));
@@ -37,7 +36,7 @@ fn conversion_continues_across_runs() {
     let elements = RUN_ELEMENTS + 300;
     let values = (0..elements).map(|i| (i as f32 - 1000.0) / 64.0);
     let input = Input::from_bytes("x", f32_bytes(values.clone()));
-    let tensor = stored("t", &[elements], StoredType::Plain(DType::F32), 0);
+    let tensor = stored("t", &[elements], StoredType::F32, 0);
     let mut out = vec![0; (elements - 1) as usize * 2];
     read(&input, &tensor, 1..elements, DType::BF16, &mut out).unwrap();
     let expected: Vec<u8> =
@@ -51,7 +50,7 @@ fn reads_that_cannot_be_are_refused_by_name() {
     let read = |tensor: &Stored, run: Range<u64>, dtype, bytes| {
         read(&input, tensor, run, dtype, &mut vec![0; bytes]).unwrap_err().to_string()
     };
-    let integers = read(&stored("w", &[8], StoredType::Plain(DType::F32), 0), 0..8, DType::U32, 32);
+    let integers = read(&stored("w", &[8], StoredType::F32, 0), 0..8, DType::U32, 32);
     assert!(integers.contains("tensor w as u32"), "{integers}");
     let other = read(&stored("w", &[8], StoredType::Other("IQ1_S"), 0), 0..8, DType::F32, 32);
     assert!(other.contains("IQ1_S of tensor w"), "{other}");
@@ -63,16 +62,14 @@ fn reads_that_cannot_be_are_refused_by_name() {
 #[should_panic(expected = "elements 4..7 of w, which has 6")]
 fn elements_past_the_end_are_a_bug() {
     let input = Input::from_bytes("x", vec![0; 64]);
-    let _ =
-        read(&input, &stored("w", &[3, 2], StoredType::Plain(DType::F32), 0), 4..7, DType::F32, &mut [0; 12]);
+    let _ = read(&input, &stored("w", &[3, 2], StoredType::F32, 0), 4..7, DType::F32, &mut [0; 12]);
 }
 
 #[test]
 #[should_panic(expected = "bytes of output for 4 elements of w as f16")]
 fn an_output_of_another_length_is_a_bug() {
     let input = Input::from_bytes("x", vec![0; 64]);
-    let _ =
-        read(&input, &stored("w", &[3, 2], StoredType::Plain(DType::F32), 0), 0..4, DType::F16, &mut [0; 16]);
+    let _ = read(&input, &stored("w", &[3, 2], StoredType::F32, 0), 0..4, DType::F16, &mut [0; 16]);
 }
 
 #[test]
@@ -80,7 +77,7 @@ fn a_file_that_shrinks_after_opening_is_an_error() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(&f32_bytes([1.0, 2.0, 3.0])).unwrap();
     let input = Input::open(file.path()).unwrap();
-    let tensor = stored("w", &[3], StoredType::Plain(DType::F32), 0);
+    let tensor = stored("w", &[3], StoredType::F32, 0);
     read(&input, &tensor, 0..3, DType::F32, &mut [0; 12]).unwrap();
     file.as_file().set_len(11).unwrap();
     for (dtype, bytes) in [(DType::F32, 12), (DType::F16, 6)] {

@@ -1,7 +1,7 @@
 //! GGML's tensor types: their numbers in files, and the size of their blocks.
 
 use crate::StoredType;
-use djinn_srg::{BlockFormat, DType};
+use djinn_srg::BlockFormat;
 
 /// A tensor's type, with the elements and bytes of a block.
 type SizedType = (StoredType, (u64, u64));
@@ -10,8 +10,8 @@ type SizedType = (StoredType, (u64, u64));
 pub(super) fn by_id(id: u32) -> Option<SizedType> {
     use BlockFormat::*;
     let stored = match id {
-        0 => StoredType::Plain(DType::F32),
-        1 => StoredType::Plain(DType::F16),
+        0 => StoredType::F32,
+        1 => StoredType::F16,
         2 => StoredType::Blocks(Q4_0),
         3 => StoredType::Blocks(Q4_1),
         6 => StoredType::Blocks(Q5_0),
@@ -24,7 +24,7 @@ pub(super) fn by_id(id: u32) -> Option<SizedType> {
         14 => StoredType::Blocks(Q6_K),
         20 => StoredType::Blocks(IQ4_NL),
         23 => StoredType::Blocks(IQ4_XS),
-        30 => StoredType::Plain(DType::BF16),
+        30 => StoredType::BF16,
         39 => StoredType::Blocks(MXFP4),
         _ => return listed_only(id),
     };

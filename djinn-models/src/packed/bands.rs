@@ -3,7 +3,6 @@
 use crate::StoredType;
 use crate::file::Stored;
 use djinn_lossless::{LosslessRow, SixteenBit};
-use djinn_srg::DType;
 use std::ops::Range;
 
 /// The most bytes of a band, before it is packed.
@@ -55,8 +54,8 @@ pub(super) fn cut(tensors: &[Stored], total: u64, most: u64) -> Option<Vec<Band>
 
 fn matrix(tensor: &Stored) -> Option<(SixteenBit, LosslessRow)> {
     let form = match tensor.info.stored {
-        StoredType::Plain(DType::BF16) => SixteenBit::BF16,
-        StoredType::Plain(DType::F16) => SixteenBit::F16,
+        StoredType::BF16 => SixteenBit::BF16,
+        StoredType::F16 => SixteenBit::F16,
         _ => return None,
     };
     let [_, .., columns] = *tensor.info.shape else { return None };

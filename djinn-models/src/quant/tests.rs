@@ -7,8 +7,7 @@ use half::{bf16, f16};
 
 /// What is decoded, besides f32.
 fn stored_types() -> impl Iterator<Item = StoredType> {
-    let plain = [DType::F16, DType::BF16].map(StoredType::Plain);
-    plain.into_iter().chain(BlockFormat::ALL.map(StoredType::Blocks))
+    [StoredType::F16, StoredType::BF16].into_iter().chain(BlockFormat::ALL.map(StoredType::Blocks))
 }
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -64,7 +63,7 @@ fn narrowing_rounds_to_nearest_even_as_numpy_does() {
         let mut values = fixture(name);
         let expected = values.split_off(values.len() / 3 * 2);
         let mut out = vec![0xaa; expected.len()];
-        decode(StoredType::Plain(DType::F32), &values, dtype, &mut out);
+        decode(StoredType::F32, &values, dtype, &mut out);
         let values = floats(&values);
         for (i, (got, want)) in out.chunks(2).zip(expected.chunks(2)).enumerate() {
             assert_eq!(got, want, "{} to {dtype}", values[i]);
@@ -76,7 +75,7 @@ fn narrowing_rounds_to_nearest_even_as_numpy_does() {
 fn nan_stays_nan() {
     for dtype in [DType::F16, DType::BF16] {
         let mut out = [0; 2];
-        decode(StoredType::Plain(DType::F32), &f32::from_bits(0x7f80_0001).to_le_bytes(), dtype, &mut out);
+        decode(StoredType::F32, &f32::from_bits(0x7f80_0001).to_le_bytes(), dtype, &mut out);
         let is_nan = match dtype {
             DType::F16 => f16::from_le_bytes(out).is_nan(),
             _ => bf16::from_le_bytes(out).is_nan(),

@@ -2,7 +2,6 @@
 
 use crate::file::{Input, Stored};
 use crate::{Result, StoredType, TensorInfo};
-use djinn_srg::DType;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo as Entry};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashSet;
@@ -85,9 +84,9 @@ pub(crate) fn read(input: &Input) -> Result<Vec<Stored>> {
 fn stored(name: String, entry: Entry, data: u64) -> Stored {
     let shape = entry.shape.iter().map(|&dim| dim as u64).collect();
     let stored = match entry.dtype {
-        Dtype::F32 => StoredType::Plain(DType::F32),
-        Dtype::F16 => StoredType::Plain(DType::F16),
-        Dtype::BF16 => StoredType::Plain(DType::BF16),
+        Dtype::F32 => StoredType::F32,
+        Dtype::F16 => StoredType::F16,
+        Dtype::BF16 => StoredType::BF16,
         other => StoredType::Other(type_name(other)),
     };
     Stored {

@@ -46,10 +46,10 @@ fn a_file_of_the_reference_writer_is_read() {
     let checkpoint = SafetensorsDir::from_bytes(fixture()).unwrap();
     assert_eq!(checkpoint.tensors().count(), 6);
     let embed = checkpoint.tensor("model.embed.weight").unwrap();
-    assert_eq!((embed.shape.as_slice(), embed.stored), ([3, 4].as_slice(), StoredType::Plain(DType::F32)));
+    assert_eq!((embed.shape.as_slice(), embed.stored), ([3, 4].as_slice(), StoredType::F32));
     let expected: Vec<f32> = (4..12).map(|i| i as f32 / 8.0 - 0.5).collect();
     assert_eq!(read_f32(&checkpoint, "model.embed.weight", 4..12), expected);
-    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().stored, StoredType::Plain(DType::F16));
+    assert_eq!(checkpoint.tensor("model.norm.weight").unwrap().stored, StoredType::F16);
     assert_eq!(read_f32(&checkpoint, "model.norm.weight", 0..4), [-0.5, -0.375, -0.25, -0.125]);
     assert_eq!(read_f32(&checkpoint, "model.scale", 0..1), [2.5]);
     assert!(read_f32(&checkpoint, "model.none", 0..0).is_empty());

@@ -193,7 +193,7 @@ proptest! {
                 .collect();
             let name = format!("part{index}");
             let (stored, shape, part) = store(&name, &wanted, how);
-            file = file.with(&name, &shape, StoredType::Plain(DType::F32), stored.concat());
+            file = file.with(&name, &shape, StoredType::F32, stored.concat());
             recipe.push(part);
             naive.extend(wanted);
         }
@@ -213,10 +213,10 @@ proptest! {
 #[test]
 fn unequal_parts_become_f32_and_equal_ones_keep_their_type() {
     let file = Memory(Vec::new())
-        .with("a", &[2, 2], StoredType::Plain(DType::BF16), vec![1.0; 4])
-        .with("b", &[2, 2], StoredType::Plain(DType::F16), vec![1.0; 4])
+        .with("a", &[2, 2], StoredType::BF16, vec![1.0; 4])
+        .with("b", &[2, 2], StoredType::F16, vec![1.0; 4])
         .with("quantised", &[1, 32], StoredType::Blocks(BlockFormat::Q4_0), vec![1.0; 32])
-        .with("norm", &[2], StoredType::Plain(DType::F32), vec![1.0; 2]);
+        .with("norm", &[2], StoredType::F32, vec![1.0; 2]);
     let part = |name: &str, shape: &[u64]| Part::new(name, shape);
     let recipes = vec![
         ("mixed", Recipe::Rows(vec![part("a", &[2, 2]), part("b", &[2, 2])])),
@@ -247,7 +247,7 @@ fn blocks(file: Memory, name: &str, shape: &[u64], first: usize) -> Memory {
 fn blocks_stay_as_stored_where_whole_rows_move() {
     let file = blocks(Memory(Vec::new()), "pairs", &[4, 64], 10);
     let file = blocks(blocks(file, "slabs", &[2, 2, 64], 30), "across", &[64, 2], 50);
-    let file = file.with("plain", &[1, 64], StoredType::Plain(DType::BF16), vec![2.0; 64]);
+    let file = file.with("plain", &[1, 64], StoredType::BF16, vec![2.0; 64]);
     let pairs = Part::new("pairs", &[4, 64]).ordered(RowOrder::Interleaved { head_rows: 4 });
     let parts = vec![pairs, Part::new("slabs", &[2, 2, 64]).slab(1), Part::new("plain", &[1, 64])];
     let recipes = vec![
@@ -283,7 +283,7 @@ fn blocks_stay_as_stored_where_whole_rows_move() {
 #[test]
 fn a_number_beyond_f16_is_refused_and_named() {
     let values = vec![1.0, 2.0, 3.0, -70_000.0];
-    let file = || Memory(Vec::new()).with("big", &[2, 2], StoredType::Plain(DType::BF16), values.clone());
+    let file = || Memory(Vec::new()).with("big", &[2, 2], StoredType::BF16, values.clone());
     let narrow = source(file(), one_part("big", &[2, 2]), Some(DType::F16));
     narrow.read_rows("w", 0..1, &mut [0; 4]).unwrap();
     let error = narrow.read_rows("w", 0..2, &mut [0; 8]).unwrap_err();
@@ -296,7 +296,7 @@ fn a_number_beyond_f16_is_refused_and_named() {
 
 #[test]
 fn a_stored_infinity_is_passed_on() {
-    for stored in [StoredType::Plain(DType::F32), StoredType::Plain(DType::F16)] {
+    for stored in [StoredType::F32, StoredType::F16] {
         let file = Memory(Vec::new()).with("t", &[1, 2], stored, vec![f32::INFINITY, 1.0]);
         let mut out = [0; 4];
         source(file, one_part("t", &[1, 2]), Some(DType::F16)).read_rows("w", 0..1, &mut out).unwrap();
@@ -306,7 +306,7 @@ fn a_stored_infinity_is_passed_on() {
 
 #[test]
 fn checks_name_the_tensor() {
-    let file = Memory(Vec::new()).with("here", &[2, 3], StoredType::Plain(DType::F32), vec![0.0; 6]).with(
+    let file = Memory(Vec::new()).with("here", &[2, 3], StoredType::F32, vec![0.0; 6]).with(
         "integers",
         &[1],
         StoredType::Other("I64"),
@@ -335,7 +335,7 @@ fn checks_name_the_tensor() {
 #[test]
 fn a_wrong_request_is_an_error() {
     let recipes = [one_part("t", &[2, 2]), vec![("c", Recipe::computed(&[1.0, 2.0]))]].concat();
-    let file = Memory(Vec::new()).with("t", &[2, 2], StoredType::Plain(DType::F32), vec![0.0; 4]);
+    let file = Memory(Vec::new()).with("t", &[2, 2], StoredType::F32, vec![0.0; 4]);
     let source = source(file, recipes, None);
     assert!(source.read_rows("nothing", 0..1, &mut [0; 8]).is_err());
     assert!(source.read_rows("w", 1..3, &mut [0; 16]).is_err());
