@@ -25,7 +25,8 @@ const RUN_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages 
 const SERVE_CONTEXT: &str = "Tokens that a sequence may have, rounded up to pages of 16 [default: 4096, or the \
     model's own if that is less]";
 const DEBUG_TOKENS: &str = "Tokens to generate at most [default: 256]";
-const DEBUG_SEED: &str = "Seed of the random numbers [default: a new one each time the command starts]";
+const DEBUG_SEED: &str =
+    "Seed of the random numbers [default: a new one each time the command starts, printed then]";
 const PLAN_VRAM: &str = "Cap over everything on the device, e.g. 20GiB or 20G [default: for a card of --gpu its \
     memory, else none]";
 

@@ -21,7 +21,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use command::Command;
 use djinn_engine::debug::HookPoint;
 use djinn_engine::{Options, Request};
-use djinn_host::{AnyEngine, Error, Speaker, Speech, check_prompt, context_for};
+use djinn_host::{AnyEngine, Error, Speaker, Speech, check_prompt, context_for, seed};
 use running::Session;
 use std::io::{BufRead, IsTerminal, Read};
 use std::process::ExitCode;
@@ -66,6 +66,9 @@ pub(super) fn run(args: &DebugArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         }
         loaded => loaded?,
     };
+    if let Some(seed) = seed(&request.sampling).filter(|_| !quiet) {
+        output::remark(&format!("seed {seed}"));
+    }
     let debug = Debug::new(engine, speech, request, &args.sampling.stop, interrupt);
     match std::io::stdin().is_terminal() {
         true => talk(debug, quiet),

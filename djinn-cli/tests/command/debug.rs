@@ -142,6 +142,20 @@ fn steering_is_counted_and_ends() {
 }
 
 #[test]
+fn a_run_is_repeated_with_the_seed_that_it_tells() {
+    let place = Place::new();
+    let debug = |more: &[&str]| {
+        let args = [&["debug", MODEL, PROMPT, "--temperature=2", "-n=9"], more].concat();
+        let output = place.output(&args, "run\ntext");
+        assert!(output.status.success(), "{output:?}");
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [text, told] = debug(&[]);
+    let seed = told.lines().find_map(|line| line.strip_prefix("seed ")).unwrap_or_else(|| panic!("{told}"));
+    assert_eq!(debug(&["-q", "--seed", seed]), [text, String::new()]);
+}
+
+#[test]
 fn failures_end_a_script_in_one_line() {
     let place = Place::new();
     place.write("text.safetensors", "no tensors");
