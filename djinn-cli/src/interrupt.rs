@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Knows whether the user wants the present work to end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
     flags: Arc<Flags>,
 }
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_in_one_part_of_a_work_holds_for_the_next() {
-        let interrupt = Interrupt { flags: Arc::default() };
+        let interrupt = Interrupt::default();
         let whole = interrupt.work();
         let loading = interrupt.work();
         interrupt.flags.hear();

@@ -8,6 +8,8 @@ mod running;
 mod show;
 mod stops;
 mod tensors;
+#[cfg(test)]
+mod tests;
 mod usage;
 mod words;
 

@@ -286,7 +286,13 @@ impl Debug<'_> {
         let mut fork = Session { name, id, armed: Vec::new(), ended: None, shown };
         for number in fresh {
             let Some(armed) = self.breakpoints.iter().find(|armed| armed.number == number) else { continue };
-            fork.armed.push((number, self.engine.set_breakpoint(id, armed.breakpoint.clone())?));
+            match self.engine.set_breakpoint(id, armed.breakpoint.clone()) {
+                Ok(armed) => fork.armed.push((number, armed)),
+                Err(refused) => {
+                    self.engine.close(Some(id))?;
+                    return Err(refused.into());
+                }
+            }
         }
         output::line(&format!(
             "{} is stopped where {} is; `switch {}` works with it",
