@@ -5,6 +5,9 @@ use djinn_device::Encoding;
 /// Encodings that the device computes from besides plain elements, if it is [made](CudaConfig::decoded_bytes) for it.
 pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
 
+/// The most elements of a head for attention.
+pub const MOST_HEAD_DIM: u32 = 256;
+
 /// The version of CUDA that the build needs, the driver that first had it, and the package of its matrix library.
 #[cfg(not(feature = "cuda-12040"))]
 pub(crate) const CUDA: (u32, u32) = (13, 0);

@@ -16,7 +16,7 @@ mod present;
 
 #[cfg(not(feature = "device"))]
 pub use absent::{CudaDevice, probe};
-pub use config::{CudaConfig, ENCODINGS, Probe, mapping_bytes};
+pub use config::{CudaConfig, ENCODINGS, MOST_HEAD_DIM, Probe, mapping_bytes};
 pub use error::{Error, Result};
 #[cfg(feature = "device")]
 pub use present::{CudaDevice, probe};

@@ -14,19 +14,27 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Instant;
 
+/// Refuses heads of more than `most` elements, the most that `device` computes attention over.
+///
+/// # Errors
+/// [`Error::HeadDim`].
+pub fn check_heads(graph: &Graph, most: u32, device: &str) -> Result<()> {
+    for node in &graph.nodes {
+        if let Op::Attention { head_dim, .. } = node.op
+            && head_dim > most
+        {
+            return Err(Error::HeadDim { head_dim, most, device: device.to_owned() });
+        }
+    }
+    Ok(())
+}
+
 /// Refuses what the device cannot compute from: an encoding of weights, a type of keys and values, a size of heads.
 fn check_device(graph: &Graph, kv_dtype: DType, device: &DeviceInfo) -> Result<()> {
     if kv_dtype == DType::Int8 && !device.int8_cache {
         return Err(Error::CacheType { dtype: kv_dtype, device: device.name.clone() });
     }
-    let most = device.most_head_dim;
-    for node in &graph.nodes {
-        if let Op::Attention { head_dim, .. } = node.op
-            && head_dim > most
-        {
-            return Err(Error::HeadDim { head_dim, most, device: device.name.clone() });
-        }
-    }
+    check_heads(graph, device.most_head_dim, &device.name)?;
     let reads = |encoding| encoding == Encoding::Plain || device.encodings.contains(&encoding);
     for (_, value) in graph.weights() {
         let mut runs = value.encodings.runs(0..value.encodings.rows());

@@ -29,7 +29,7 @@ pub use batcher::{Batcher, DeviceTimes, Finish, NewToken, Origin, StepCounts, Tu
 pub use djinn_pages::Pages;
 pub use djinn_scheduler::SessionId;
 pub use djinn_vmu::{Budget, MemoryPlan, PassStats, Segments};
-pub use engine::Engine;
+pub use engine::{Engine, check_heads};
 pub use error::{Error, Result};
 pub use hooks::{Act, Captured, Edit, Intervention};
 pub use logits::{BadLogit, chosen, greedy};

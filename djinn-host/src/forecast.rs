@@ -2,7 +2,7 @@
 
 use crate::{Activations, Needs, Result, Setup, Target, context_for};
 use djinn_device::DType;
-use djinn_engine::{Error, MemoryPlan, Options, Segments};
+use djinn_engine::{Error, MemoryPlan, Options, Segments, check_heads};
 use djinn_models::{EncodedWeights, Model};
 use djinn_srg::Rows;
 use djinn_srg::cost::Work;
@@ -131,9 +131,12 @@ impl TaskPlan {
     /// memory.
     ///
     /// # Errors
-    /// If the budget or the context is too small for the task.
+    /// If the budget or the context is too small for the task, or the card does not compute the model.
     pub fn new(model: &Model, setup: &Setup, target: Target, task: Task) -> Result<Self> {
         setup.check_target(target.card.is_some())?;
+        if let Some(card) = target.card {
+            check_heads(&model.graph, djinn_cuda::MOST_HEAD_DIM, card.name)?;
+        }
         let tokens = u64::from(task.prompt_tokens) + u64::from(task.max_tokens);
         let setup = Setup {
             device: target.device(),

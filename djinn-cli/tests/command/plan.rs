@@ -85,6 +85,18 @@ fn everything_is_resident_where_the_card_holds_it() {
 }
 
 #[test]
+fn heads_that_a_card_does_not_compute_are_refused() {
+    let place = place();
+    let wide = ["plan", "synthetic:tiny-qwen3?head_dim=264"];
+    assert_eq!(
+        place.refused(&[&wide[..], &["--gpu=h200"]].concat()),
+        "the model's heads have 264 elements, and h200 computes attention over at most 256; load it on the CPU"
+    );
+    place.ok(&wide);
+    place.ok(&["plan", "synthetic:tiny-qwen3?head_dim=256", "--gpu=h200"]);
+}
+
+#[test]
 fn long_prompts_take_several_passes() {
     let ttft = |prompt: &str| {
         let model = ["plan", "synthetic:llama-2-13b", "--vram=20GiB", "--ctx=4096"];

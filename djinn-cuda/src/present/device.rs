@@ -214,6 +214,9 @@ impl CudaDevice {
     }
 }
 
+// A plan knows it without the kernels.
+const _: () = assert!(crate::MOST_HEAD_DIM == djinn_cuda_sys::DJINN_MOST_HEAD_DIM);
+
 impl Device for CudaDevice {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
@@ -226,7 +229,7 @@ impl Device for CudaDevice {
             batch_invariant_run: djinn_cuda_sys::DJINN_PREFILL_RUN,
             encodings: if self.scratch.decoded().len() > 0 { crate::ENCODINGS } else { &[] },
             int8_cache: true,
-            most_head_dim: djinn_cuda_sys::DJINN_MOST_HEAD_DIM,
+            most_head_dim: crate::MOST_HEAD_DIM,
         }
     }
 
