@@ -11,14 +11,10 @@ token with a schema is compared with that of one without, in turns.
 
 import argparse
 import concurrent.futures
-import datetime
 import http.client
 import json
-import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +22,7 @@ from pathlib import Path
 import jsonschema
 
 import results
+from served import Served
 
 MOST_TOKENS, MORE_TOKENS = 512, 1600
 SHARE_THAT_ENDS, MOST_RATIO = 0.95, 1.1
@@ -92,32 +89,11 @@ def root_schema(rng):
     return schema | ({"$defs": defs} if defs else {})
 
 
-class Server:
-    def __init__(self, djinn, model, port):
-        command = [djinn, "serve", model, "--port", str(port), "--ctx", "2048", "--alias", "model"]
-        self.process, self.port = subprocess.Popen(command, stderr=subprocess.DEVNULL), port
-        for _ in range(600):
-            if self.process.poll() is not None:
-                sys.exit("the server ended")
-            try:
-                if self.send("GET", "/ready")[0] == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.2)
-        sys.exit("the server did not get ready")
-
-    def send(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=900)
-        headers = {"content-type": "application/json"}
-        connection.request(method, path, body and json.dumps(body), headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-
+class Server(Served):
     def chat(self, **fields):
         messages = [{"role": "user", "content": "Make up a short example, as JSON."}]
         body = {"model": "model", "messages": messages, "temperature": 1, "top_p": 1, "top_k": 0} | fields
-        status, answer = self.send("POST", "/v1/chat/completions", body)
+        status, answer = self.ask("POST", "/v1/chat/completions", body, timeout=900)
         if status != 200:
             raise RuntimeError(f"{status}: {answer[:300]}")
         return json.loads(answer)
@@ -182,31 +158,24 @@ def main():
     parser.add_argument("--schemas", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--port", type=int, default=5597)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rng = random.Random(args.seed)
     schemas = [root_schema(rng) for _ in range(args.schemas)]
     for schema in schemas:
         jsonschema.Draft202012Validator.check_schema(schema)
-    version = subprocess.run([args.djinn, "--version"], capture_output=True, text=True).stdout.strip()
-    server = Server(args.djinn, args.model, args.port)
-    try:
+    with Server(args.djinn, "--ctx=2048", model=args.model, name="model", device="auto", patience=120) as server:
+        facts = server.facts()
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda job: sample(server, *job), enumerate(schemas)))
         seconds = time.monotonic() - began
         prices = cost(server, args.pairs) if args.pairs else None
-    finally:
-        server.process.terminate()
-        server.process.wait()
     ended = [one for one in found if one["ended"]]
     cut = [one for one in found if not one["ended"]]
     result = {
         "command": f"scripts/structured.py --model {args.model} --schemas {args.schemas} --seed {args.seed}",
-        "date": datetime.date.today().isoformat(),
-        "version": version,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        **facts,
         "seconds": round(seconds),
         "schemas": len(found),
         "ended": len(ended),
@@ -228,7 +197,7 @@ def main():
                  ("ratio, median of pairs", f"{prices['ratio']:.3f}")]
         good &= prices["ratio"] <= MOST_RATIO
     report = (f"Answers of {args.model} to schemas made at random, sampled at temperature 1, read by Python's "
-              f"`jsonschema`; {version}.\n\n" + results.table(1, ["", ""], rows))
+              f"`jsonschema`; {facts['version']}.\n\n" + results.table(1, ["", ""], rows))
     if args.json:
         results.write(args.json, result, report)
     print(report)
