@@ -127,8 +127,8 @@ pub struct SimCalls {
 
 /// A device that obeys the letter of [`Device`] and nothing more.
 ///
-/// Panics, naming buffers and streams, if the host frees a buffer that queued work uses, writes host bytes
-/// that it uses, or reads host bytes that it writes. Work that panics loses the device, as on
+/// Panics, naming buffers and streams, if the host frees a buffer that queued work uses or a capture whose replay is
+/// queued, writes host bytes that it uses, or reads host bytes that it writes. Work that panics loses the device, as on
 /// [`CpuDevice`](crate::CpuDevice).
 pub struct SimDevice {
     config: SimConfig,
@@ -473,7 +473,9 @@ impl Device for SimDevice {
     }
 
     fn free_capture(&self, capture: Capture) {
-        self.tapes.borrow_mut().free(capture);
+        let tape = self.tapes.borrow_mut().free(capture);
+        let is_done = |joint: &Event| self.events.latest(*joint).is_none_or(|latest| latest.is_done());
+        assert!(tape.joints.iter().all(is_done), "the host frees {capture:?} while a replay of it is queued");
     }
 
     fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {

@@ -77,8 +77,9 @@ impl Tapes {
 
     /// # Panics
     /// If the capture is foreign or was freed.
-    pub(super) fn free(&mut self, capture: Capture) {
-        self.get(capture);
+    pub(super) fn free(&mut self, capture: Capture) -> Arc<Tape> {
+        let tape = self.get(capture);
         self.kept[capture.id() as usize] = None;
+        tape
     }
 }

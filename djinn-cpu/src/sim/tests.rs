@@ -264,6 +264,31 @@ fn touching_what_queued_work_uses_is_misuse() {
     assert!(!is_misuse(|device, src, _| device.read_host(src.span(), |_| ())), "both only read");
 }
 
+#[test]
+fn freeing_a_capture_before_its_replay_is_done_is_misuse() {
+    let panics = |seed, replay: bool, sync: bool| {
+        let device = seeded(seed);
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let buffer = device.alloc(Space::Device, 8).unwrap();
+        let capture = device.capture(&streams, || device.fill(streams[0], buffer.span(), 1)).unwrap();
+        if replay {
+            device.replay(capture).unwrap();
+        }
+        if sync {
+            // Each of its streams waits for the others.
+            device.sync(streams[1]).unwrap();
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| device.free_capture(capture)));
+        let message = outcome.map_err(|panic| crate::stream::first_line(&*panic));
+        if let Err(message) = &message {
+            assert!(message.contains("while a replay of it is queued"), "{message}");
+        }
+        message.is_err()
+    };
+    assert!((0..10).all(|seed| !panics(seed, false, false) && !panics(seed, true, true)));
+    assert!((0..10).any(|seed| panics(seed, true, false)));
+}
+
 /// Virtual time of ten copies of 1 ms, each followed by 1 ms of work on it.
 fn pipeline(seed: u64, overlap: bool) -> Duration {
     let device = sim(SimConfig {
