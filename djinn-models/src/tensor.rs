@@ -8,11 +8,11 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoredType {
-    /// Plain elements.
+    /// Floats of IEEE 754's binary32.
     F32,
-    /// Plain elements.
+    /// Floats of IEEE 754's binary16.
     F16,
-    /// Plain elements.
+    /// The upper halves of binary32.
     BF16,
     /// GGML's blocks.
     Blocks(BlockFormat),
