@@ -8,7 +8,7 @@ A layer is one of Llama-3.1-8B: norm, qkv, rotation and cache, attention, out, n
 token each of a sequence of 512, or a chunk of 512 of one prompt. Four layers' weights and caches take turns, so that the
 cache of the card holds none of them. `former` rounds what products read in launches of their own. Checks that both give the
 same bits. Times: medians for a layer; then of the chain without some launches, or of a layer while passes follow one
-another, with the card's clock and power. Needs torch.
+another, with the card's clock and power, beside the products alone and cuBLAS's. Needs torch.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from bench_linear import Convert, Rounded, Silu
 
 HEADS, KV_HEADS, DIM, WIDTH, INNER, PAGE = 32, 8, 128, 4096, 14336, 16
 BF16, LAYERS, SETS = 2, 32, 4
+BESIDE_PRODUCTS = ["attention", "rope_kv_write", "add_rms_norm", "silu_mul", "convert"]
+SUSTAINED = ("after pauses", "sustained", "clock, MHz", "power, W")
 WEIGHTS = {"qkv": (6144, WIDTH, 1), "out": (WIDTH, WIDTH, 1), "gate_up": (2 * INNER, WIDTH, 4), "down": (WIDTH, INNER, 2)}
 
 
@@ -86,11 +88,13 @@ class Chain:
         self.angles = torch.cat([angles.cos(), angles.sin()], 1).contiguous()
         generator = torch.Generator("cuda").manual_seed(1)
         self.start = torch.randn(rows, WIDTH, device="cuda", generator=generator)
-        self.x, self.branch, self.normed, self.seen = (make(rows, WIDTH) for _ in range(4))
+        self.x, self.branch = make(rows, WIDTH), make(rows, WIDTH)
+        # What products read is never all zeros, also where nothing writes it: zeros take less power.
+        self.normed, self.seen = torch.randn_like(self.x), torch.randn_like(self.x)
         self.qkv, self.both, self.act = make(rows, 6144), make(rows, 2 * INNER), make(rows, INNER)
         self.workspace = torch.zeros(64 << 20, device="cuda", dtype=torch.uint8)
         self.counters = torch.zeros(COUNTERS, device="cuda", dtype=torch.int32)
-        self.short = torch.zeros(2, rows, INNER, device="cuda", dtype=torch.bfloat16)
+        self.short = torch.randn(2, rows, INNER, device="cuda").bfloat16()
 
     def call(self, name, args):
         part = name.removeprefix("djinn_")
@@ -169,6 +173,20 @@ class Chain:
         return begin.elapsed_time(end) * 1e3 / LAYERS
 
 
+class Cublas(Chain):
+    """The four products of a layer by cuBLAS, with results in bf16."""
+
+    def __init__(self, layers, rows):
+        self.weights = [{name: torch.cat(w).T for name, w in layer.weights.items()} for layer in layers]
+        self.inputs = {k: torch.randn(rows, k, device="cuda").bfloat16() for k in (WIDTH, INNER)}
+        self.outs = {n: torch.empty(rows, n, device="cuda", dtype=torch.bfloat16) for n, _, _ in WEIGHTS.values()}
+
+    def run(self):
+        for i in range(LAYERS):
+            for name, (n, k, _) in WEIGHTS.items():
+                torch.mm(self.inputs[k], self.weights[i % SETS][name], out=self.outs[n])
+
+
 def medians(chains, repeats=7):
     for chain in chains:
         chain.capture().us()
@@ -219,10 +237,14 @@ def main():
     head = ["rows", "former", *names, f"{names[-1]}, f32 as well"]
     all_rows = [*((rows, False) for rows in args.rows), (512, True)]
     if args.sustained:
-        head = ["rows", "after pauses", "sustained", "clock, MHz", "power, W"]
+        head = ["rows", *(f"{of}{what}" for of in ("", "products ", "cuBLAS's ") for what in SUSTAINED)]
         for rows, _ in all_rows[:-1]:
-            found = sustained(Chain(libraries[-1], layers, rows, False, False).capture(), args.sustained)
-            lines.append((str(rows), *(f"{x:.1f}" for x in found[:2]), *(f"{x:.0f}" for x in found[2:])))
+            products = Chain(libraries[-1], layers, rows, False, False, BESIDE_PRODUCTS)
+            found = []
+            for chain in (Chain(libraries[-1], layers, rows, False, False), products, Cublas(layers, rows)):
+                times = sustained(chain.capture(), args.sustained)
+                found += [*(f"{x:.1f}" for x in times[:2]), *(f"{x:.0f}" for x in times[2:])]
+            lines.append((str(rows), *found))
             print(*lines[-1], sep=" | ", flush=True)
         all_rows = []
     for rows, prompt in all_rows:
@@ -238,11 +260,10 @@ def main():
         lines.append((label, *(f"{us:.1f}" for us in times)))
         print(*lines[-1], sep=" | ", flush=True)
         if args.parts:
-            all_parts = ["linear", "attention", "rope_kv_write", "add_rms_norm", "silu_mul", "convert"]
-            for part in all_parts:
+            for part in ["linear", *BESIDE_PRODUCTS]:
                 two = [Chain(former, layers, rows, prompt, True, [part]), Chain(libraries[-1], layers, rows, prompt, False, [part])]
                 print("   without", part, *(f"{us:.1f}" for us in medians(two, 3)), flush=True)
-            rest = [part for part in all_parts if part != "linear"]
+            rest = BESIDE_PRODUCTS
             two = [Chain(former, layers, rows, prompt, True, rest), Chain(libraries[-1], layers, rows, prompt, False, rest)]
             print("   products alone", *(f"{us:.1f}" for us in medians(two, 3)), flush=True)
         del chains
