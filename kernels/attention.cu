@@ -155,7 +155,7 @@ extern "C" int djinn_attention(const djinn_attention_args *args, void *stream) {
     const djinn::DeviceFacts &device = djinn::all_devices()[djinn::current_device()];
     const unsigned blocks = device.multiprocessors * djinn::fit_blocks(choice, device);
     const bool on_hopper = djinn::serves_hopper_runs(a), runs = on_hopper || djinn::serves_runs(a);
-    int code = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(choice.bytes));
+    int code = djinn::allow_shared(choice.kernel, choice.bytes);
     if (runs && code == cudaSuccess) {
         code = on_hopper ? djinn::attention_hopper(a, stream) : djinn::attention_runs(a, stream);
     }

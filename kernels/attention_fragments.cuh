@@ -54,7 +54,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         /* On sm_90: that tiles are there. */
         Barrier keys_ready[WARPS], values_ready[WARPS];
         /* For the current share, and for the next. */
-        Place places[2][WARPS][SHARE];
+        PageSlot places[2][WARPS][SHARE];
         /* With biases: each head's slope, and the bias of the row's own position. */
         float slope[COLUMNS], own[COLUMNS];
         /* What each warp found; the maximum is -INFINITY if it saw no position. */
@@ -138,7 +138,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 #pragma unroll
         for (unsigned i = 0; i < SHARE / 32; ++i) {
             const unsigned position = position_of(portion, i, begin, end);
-            shared.places[half][warp][i * 32 + lane] = Place::of(a.kv, portion.sequence, position);
+            shared.places[half][warp][i * 32 + lane] = PageSlot::of(a.kv, portion.sequence, position);
         }
         __syncwarp();
     }
@@ -203,7 +203,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         const unsigned lane = threadIdx.x % 32, in_share = first_tile(portion) + lane / 2 * TILE;
         const unsigned position = portion.base + in_share;
         if (lane < 2 * TILES && position < portion.end && tiles_are_whole(a.kv)) {
-            const Place place = shared.places[ahead.half][threadIdx.x / 32][in_share];
+            const PageSlot place = shared.places[ahead.half][threadIdx.x / 32][in_share];
             const unsigned plane = portion.kv_head + lane % 2 * a.kv.kv_heads;
             djinn::prefetch(vector_at<T>(a.kv, place, plane), TILE * a.kv.head_dim * sizeof(T));
         }
@@ -232,12 +232,12 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
 
     /* Start to copy a tile of keys, or of values; of none if `place` is null. */
     static __device__ __forceinline__ void copy_keys(const djinn_attention_args &a, const Part &part, Shared &shared,
-                                                     const Place *place, unsigned kv_head) {
+                                                     const PageSlot *place, unsigned kv_head) {
         const unsigned warp = threadIdx.x / 32;
         shared.keys[warp].copy(a.kv, part.pages, shared.keys_ready[warp], place, kv_head);
     }
     static __device__ __forceinline__ void copy_values(const djinn_attention_args &a, const Part &part, Shared &shared,
-                                                       const Place *place, unsigned kv_head) {
+                                                       const PageSlot *place, unsigned kv_head) {
         const unsigned warp = threadIdx.x / 32;
         shared.values[warp].copy(a.kv, part.pages, shared.values_ready[warp], place, a.kv.kv_heads + kv_head);
     }
@@ -248,7 +248,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
         if (!portion.is_empty()) {
             LaneScales scales;
             load_scales(a, portion, scales);
-            const Place *const place = shared.places[ahead.half][threadIdx.x / 32] + first_tile(portion);
+            const PageSlot *const place = shared.places[ahead.half][threadIdx.x / 32] + first_tile(portion);
             copy_keys(a, part, shared, place, portion.kv_head);
             copy_values(a, part, shared, place, portion.kv_head);
             /* Only now: the wait for scales must not delay the first keys and values. */
@@ -265,7 +265,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
                                                 const Portion &next) {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
         const unsigned half = ahead.half, scaled = half * WARPS + warp;
-        const Place *next_place = nullptr;
+        const PageSlot *next_place = nullptr;
         LaneScales next_scales;
         float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
         float out[DIM / 16][4] = {};
@@ -279,7 +279,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
             }
         }
         if (!portion.is_empty()) {
-            const Place *const places = shared.places[half][warp];
+            const PageSlot *const places = shared.places[half][warp];
             unsigned first = first_tile(portion);
             const unsigned last = (portion.end - 1 - portion.base) / TILE * TILE;
 #pragma unroll 1
@@ -305,7 +305,7 @@ template <typename T, unsigned MOST, unsigned GROUP> struct Fragments {
                     shared.keys[warp].each_key_step(add_keys);
                 }
                 const bool more = first < last;
-                const Place *const following = more ? places + first + TILE : next_place;
+                const PageSlot *const following = more ? places + first + TILE : next_place;
                 const unsigned of_head = more ? portion.kv_head : next.kv_head;
                 copy_keys(a, part, shared, following, of_head);
                 const auto weights = weigh(a, shared, scores, value_scale, top, sum, out, portion.base + first,

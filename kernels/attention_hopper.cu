@@ -462,7 +462,7 @@ int attention_hopper(const djinn_attention_args &a, void *stream) {
     const uint64_t fit = whole ? a.rows : rows_that_fit(a, splits);
     /* Whole tiles, if they fit. */
     const unsigned step = fit >= a.rows ? a.rows : fit < at_once ? unsigned(fit) : unsigned(fit / at_once * at_once);
-    int code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+    int code = allow_shared(kernel, bytes);
     for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += step) {
         const unsigned rows = a.rows - row < step ? a.rows - row : step;
         const Tiling part{row, rows, heads, groups, at_once, ceil_div(rows, at_once), all, splits, box, whole};

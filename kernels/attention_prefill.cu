@@ -265,7 +265,7 @@ int attention_runs(const djinn_attention_args &a, void *stream) {
                           : a.kv.dtype == DJINN_BF16 ? bf16_kernel
                                                      : int8_kernel;
     const size_t bytes = wide ? sizeof(Tiles<f16, 128>::Shared) : sizeof(Tiles<f16, 64>::Shared);
-    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+    const cudaError_t code = allow_shared(kernel, bytes);
     if (code != cudaSuccess) {
         return code;
     }

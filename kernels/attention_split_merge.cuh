@@ -34,7 +34,7 @@ struct Slots {
  * How a head's unit is merged: the factors of what its span has so far and of the unit, then the same for spans. A thread
  * then does only products and sums for each of its elements.
  */
-struct Fold {
+struct Factors {
     float keep, take, keep_span, take_span;
 };
 
@@ -50,7 +50,7 @@ template <unsigned HEADS, unsigned COUNT, unsigned WARPS> struct Folds {
     static constexpr unsigned LOADS = HEADS > 1 ? 1 : COUNT % 128 == 0 ? 4 : COUNT / 32 < 4 ? COUNT / 32 : 1;
     using Tops = float[EACH];
 
-    Fold fold[HEADS][COUNT];
+    Factors fold[HEADS][COUNT];
     float sum[HEADS][COUNT];
 
     /* Computes those of `heads` heads from `head` on, from number `first` on, which is less than `count`. */
@@ -163,7 +163,7 @@ template <unsigned N> __device__ __forceinline__ Pack<float, N> load_fresh(const
 template <unsigned COUNT, typename Elements, unsigned THREADS, unsigned AT_ONCE, unsigned BYTES> struct Merge {
     static constexpr unsigned WARPS = THREADS / 32, OUTPUTS = Elements::COUNT, WIDTH = Elements::WIDTH;
     /* Units whose factors and sums are in shared memory at once. */
-    static constexpr unsigned FOLDS = BYTES / (sizeof(Fold) + sizeof(float)) / COUNT / 32 * 32;
+    static constexpr unsigned FOLDS = BYTES / (sizeof(Factors) + sizeof(float)) / COUNT / 32 * 32;
     using Folds = djinn::Folds<COUNT, FOLDS, WARPS>;
     static_assert(FOLDS % AT_ONCE == 0 && sizeof(Folds) <= BYTES);
 
@@ -202,7 +202,7 @@ template <unsigned COUNT, typename Elements, unsigned THREADS, unsigned AT_ONCE,
             }
             const auto add = [&](unsigned s, bool ends_span) {
                 const unsigned at = (first + s) % FOLDS;
-                const Fold fold = folds.fold[h][at];
+                const Factors fold = folds.fold[h][at];
                 span_sum = __fmaf_rn(span_sum, fold.keep, __fmul_rn(folds.sum[h][at], fold.take));
 #pragma unroll
                 for (unsigned o = 0; o < OUTPUTS; ++o) {
@@ -272,7 +272,7 @@ template <unsigned WARPS> struct MergePart {
             for (unsigned s = 0; s < UNITS; ++s) {
                 const unsigned number = begin + s, at = turn * UNITS + s;
                 if (number - lead < units) {
-                    const Fold fold = shared.folds.fold[0][at];
+                    const Factors fold = shared.folds.fold[0][at];
                     span = __fmaf_rn(span, fold.keep, __fmul_rn(next[s], fold.take));
                     span_sum = __fmaf_rn(span_sum, fold.keep, __fmul_rn(shared.folds.sum[0][at], fold.take));
                     if (width == 1 || s % SPAN == SPAN - 1 || number + 1 == count) {
@@ -285,7 +285,7 @@ template <unsigned WARPS> struct MergePart {
             __syncthreads();
 #pragma unroll 8
             for (unsigned at = 0; at < (end - first + width - 1) / width && warp < wide; ++at) {
-                const Fold fold = shared.folds.fold[0][at * width];
+                const Factors fold = shared.folds.fold[0][at * width];
                 whole = __fmaf_rn(whole, fold.keep_span, __fmul_rn(shared.spans[at * wide * 32 + mine], fold.take_span));
                 sum = __fmaf_rn(sum, fold.keep_span, __fmul_rn(shared.sums[at], fold.take_span));
             }

@@ -65,7 +65,7 @@ template <typename T, unsigned DIM> struct Tile {
      * nothing is copied, but a `wait` for another tile still counts the copies that began after its own.
      */
     __device__ __forceinline__ void copy(const djinn_kv_pages &kv, const CUtensorMap &pages, Barrier &ready,
-                                         const Place *place, unsigned plane) {
+                                         const PageSlot *place, unsigned plane) {
         const unsigned lane = threadIdx.x % 32;
         __syncwarp();
 #if __CUDA_ARCH__ >= 900
@@ -76,7 +76,7 @@ template <typename T, unsigned DIM> struct Tile {
             ready.arrive_expecting(sizeof(at));
         }
         if (lane < (tiles_are_whole(kv) ? 1 : ROWS)) {
-            const Place from = place[lane];
+            const PageSlot from = place[lane];
 #pragma unroll
             for (unsigned line = 0; line < LINES; ++line) {
                 copy_box(&at[line][lane * BLOCK_ROW], pages, line * BLOCK_ROW, from.slot, plane, from.page, ready,
@@ -89,7 +89,7 @@ template <typename T, unsigned DIM> struct Tile {
         for (unsigned i = lane; i < ROWS * LINES * CHUNKS && place != nullptr; i += 32) {
             const unsigned row = i / (LINES * CHUNKS), in_row = i % (LINES * CHUNKS), element = in_row * PIECE;
             const bool inside = element < kv.head_dim;
-            const Place at_row = tiles_are_whole(kv) ? Place{place->page, place->slot + row} : place[row];
+            const PageSlot at_row = tiles_are_whole(kv) ? PageSlot{place->page, place->slot + row} : place[row];
             const T *const from = vector_at<T>(kv, at_row, plane);
             copy_async(&at[in_row / CHUNKS][row * BLOCK_ROW + (in_row % CHUNKS ^ row % 8) * 16],
                        inside ? from + element : from, inside);

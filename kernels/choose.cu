@@ -307,9 +307,7 @@ template <unsigned RANKS> int choose(const djinn_choose_args &a, void *stream) {
     const bool stages = RANKS > 1 && room > sizeof(ChooseShared<RANKS>) && bytes <= room - sizeof(ChooseShared<RANKS>);
     if (stages) {
         /* The same for each launch: threads of two devices may set it at once. */
-        const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const int most = int(room - sizeof(ChooseShared<RANKS>));
-        const cudaError_t code = cudaFuncSetAttribute(djinn_choose_f32<RANKS>, attribute, most);
+        const cudaError_t code = allow_shared(djinn_choose_f32<RANKS>, room - sizeof(ChooseShared<RANKS>));
         if (code != cudaSuccess) {
             return code;
         }

@@ -218,6 +218,11 @@ inline int current_device() {
     return device < MOST_DEVICES ? device : MOST_DEVICES - 1;
 }
 
+/* Lets blocks of a kernel have so much dynamic shared memory. Loads the kernel's code if nothing did before. */
+template <typename Kernel> cudaError_t allow_shared(Kernel kernel, size_t bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+}
+
 /* A launch of a kernel that keeps the rules of `await_previous`, in clusters of `cluster` blocks if that is more than 1. */
 struct LaunchConfig {
     cudaLaunchAttribute attributes[2] = {};

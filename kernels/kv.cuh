@@ -80,10 +80,10 @@ template <typename T> __device__ __forceinline__ size_t value_offset(const djinn
 }
 
 /* A page, and the slot of a position in it. */
-struct Place {
+struct PageSlot {
     unsigned page, slot;
 
-    static __device__ __forceinline__ Place of(const djinn_kv_pages &kv, unsigned sequence, unsigned position) {
+    static __device__ __forceinline__ PageSlot of(const djinn_kv_pages &kv, unsigned sequence, unsigned position) {
         const unsigned index = position / kv.page_tokens;
         return {kv.page_table[size_t(sequence) * kv.table_width + index], position - index * kv.page_tokens};
     }
@@ -91,7 +91,7 @@ struct Place {
 
 /* The vector at a place, in the plane of a key head, or of a value head `plane - kv_heads`. */
 template <typename T>
-__device__ __forceinline__ T *vector_at(const djinn_kv_pages &kv, const Place &place, unsigned plane) {
+__device__ __forceinline__ T *vector_at(const djinn_kv_pages &kv, const PageSlot &place, unsigned plane) {
     T *const planes = reinterpret_cast<T *>(static_cast<char *>(kv.pages) + place.page * kv.page_bytes);
     return planes + plane * plane_of<T>(kv) + size_t(place.slot) * kv.head_dim;
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ T *vector_at(const djinn_kv_pages &kv, const Place &p
 template <typename T>
 __device__ __forceinline__ T *key_at(const djinn_kv_pages &kv, unsigned sequence, unsigned position,
                                      unsigned kv_head) {
-    return vector_at<T>(kv, Place::of(kv, sequence, position), kv_head);
+    return vector_at<T>(kv, PageSlot::of(kv, sequence, position), kv_head);
 }
 
 /* The first byte of the scale of a position's vector. */

@@ -184,8 +184,7 @@ int launch_tensor(const Args &args, const Plan &plan, const Division &division, 
     const unsigned context = contexts().load();
     std::atomic<unsigned> &known = allowed[current_device()];
     if (known.load() != context) {
-        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(all_devices()[current_device()].block_shared));
+        const cudaError_t code = allow_shared(kernel, all_devices()[current_device()].block_shared);
         if (code != cudaSuccess) {
             return code;
         }

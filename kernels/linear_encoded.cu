@@ -134,7 +134,7 @@ template <typename Format> cudaError_t allow_lossless() {
                               djinn_linear_lossless<Format, 2, 1, false>, djinn_linear_lossless<Format, 2, 2, false>,
                               djinn_linear_lossless<Format, 1, 1, true>, djinn_linear_lossless<Format, 1, 2, true>,
                               djinn_linear_lossless<Format, 2, 1, true>, djinn_linear_lossless<Format, 2, 2, true>}) {
-        const cudaError_t code = allow(kernel);
+        const cudaError_t code = allow_shared(kernel, MOST_SHARED);
         if (code != cudaSuccess) {
             return code;
         }

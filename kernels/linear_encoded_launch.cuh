@@ -58,8 +58,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     const unsigned context = contexts().load(), used = ceil_div(units, each);
     std::atomic<unsigned> &known = allowed[number][current_device()];
     if (known.load() != context) {
-        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t code = cudaFuncSetAttribute(kernel, limit, int(device.block_shared));
+        const cudaError_t code = allow_shared(kernel, device.block_shared);
         if (code != cudaSuccess) {
             return code;
         }

@@ -121,7 +121,7 @@ unsigned clusters_at_once() {
         const auto largest = choose_hopper<djinn_linear_args, f16>(128, 4);
         LaunchConfig launch({PARTIALS}, 128 * largest.tiles + 64, MOST_SHARED, nullptr, PARTIALS);
         int clusters = 0;
-        if (all_devices()[device].is_hopper && map_encoder() != nullptr && allow(largest.kernel) == cudaSuccess &&
+        if (all_devices()[device].is_hopper && map_encoder() != nullptr && allow_shared(largest.kernel, MOST_SHARED) == cudaSuccess &&
             cudaOccupancyMaxActiveClusters(&clusters, largest.kernel, &launch.config) == cudaSuccess && clusters > 0) {
             found += clusters;
         } else {

@@ -16,9 +16,6 @@ constexpr unsigned TILE_ROWS = 64;
 /* The most stages of a ring. */
 constexpr unsigned MOST_STAGES = 16;
 
-/* The most dynamic shared memory of a block: what a block may have, less the barriers and what alignment takes. */
-constexpr unsigned MOST_SHARED = 226 * 1024;
-
 /*
  * The least. No second block of a product fits beside one, so that the next launch's blocks spread. If stages need no more,
  * two blocks of small kernels fit: they are set up beside the block, and begin when it ends.
@@ -358,11 +355,6 @@ template <typename Weight, typename Args> struct HopperChoice {
 /* Rows of x for which every kind of kernel exists. */
 constexpr unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
 
-/* Lets a kernel use its shared memory. */
-template <typename Kernel> cudaError_t allow(Kernel kernel) {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(MOST_SHARED));
-}
-
 /*
  * The weight's rows of a share, for the fewest waves of products of 64 rows, overhead of a wave included. Shares end with
  * their tile, so waves are counted by shares.
@@ -403,7 +395,7 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     if (!encoded) {
         return cudaErrorInvalidValue;
     }
-    const cudaError_t code = allow(chosen.kernel);
+    const cudaError_t code = allow_shared(chosen.kernel, MOST_SHARED);
     if (code != cudaSuccess) {
         return code;
     }

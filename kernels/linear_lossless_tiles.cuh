@@ -377,7 +377,7 @@ int launch_lossless_tiles(const djinn_linear_args &a, const Division &division, 
         return cudaErrorInvalidValue;
     }
     const auto kernel = djinn_linear_lossless_tiles<T, N, TILES>;
-    const cudaError_t code = allow(kernel);
+    const cudaError_t code = allow_shared(kernel, MOST_SHARED);
     if (code != cudaSuccess) {
         return code;
     }

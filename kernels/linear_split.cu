@@ -20,9 +20,6 @@
 
 namespace djinn {
 
-/* Dynamic shared memory of a block: what a block may have, less the barriers. */
-constexpr unsigned SPLIT_SHARED = 226 * 1024;
-
 /* Tensor maps of the weight's tiles, and of x. */
 struct SplitMaps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
@@ -35,7 +32,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
     static constexpr unsigned EACH = GROUPS == 4 ? 2 : 1;
     static constexpr unsigned ROWS = 64 * GROUPS, COMPUTING = 128 * GROUPS / EACH, THREADS = COMPUTING + 128;
     static constexpr unsigned X_BYTES = ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
-    static constexpr unsigned STAGES = (SPLIT_SHARED - BLOCK_ALIGN) / STAGE;
+    static constexpr unsigned STAGES = (MOST_SHARED - BLOCK_ALIGN) / STAGE;
 
     struct Barriers {
         Barrier ready[STAGES], free[STAGES];
@@ -49,7 +46,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
     };
     /* Bytes that other blocks hand over, and the number of this block's warps that store its own sums. */
     static constexpr unsigned GIVEN = sizeof(Sums) / PARTIALS * (PARTIALS - 1), OWN_WARPS = COMPUTING / 128;
-    static_assert(sizeof(Sums) <= SPLIT_SHARED - BLOCK_ALIGN && N % 8 == 0);
+    static_assert(sizeof(Sums) <= MOST_SHARED - BLOCK_ALIGN && N % 8 == 0);
 
     const djinn_linear_args &a;
     Barriers &barriers;
@@ -275,8 +272,7 @@ static std::array<SplitChoice, 6> split_choices(uint32_t dtype) {
 /* Lets all kernels of a type use their shared memory, which loads their code. */
 int allow_split(uint32_t dtype) {
     for (const SplitChoice &choice : split_choices(dtype)) {
-        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t code = cudaFuncSetAttribute(choice.kernel, limit, int(SPLIT_SHARED));
+        const cudaError_t code = allow_shared(choice.kernel, MOST_SHARED);
         if (code != cudaSuccess) {
             return code;
         }
@@ -310,7 +306,7 @@ int linear_split(const djinn_linear_args &a, void *stream) {
         return cudaErrorInvalidValue;
     }
     const dim3 grid(best.tiles(a) * PARTIALS);
-    return launch_clusters(PARTIALS, best.kernel, grid, best.threads, SPLIT_SHARED, stream, a, maps, best.groups_of_rows(a));
+    return launch_clusters(PARTIALS, best.kernel, grid, best.threads, MOST_SHARED, stream, a, maps, best.groups_of_rows(a));
 }
 
 } // namespace djinn

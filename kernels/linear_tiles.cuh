@@ -430,7 +430,7 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
         return cudaErrorInvalidValue;
     }
     const auto kernel = djinn_linear_tiles<Format, N>;
-    const cudaError_t code = allow(kernel);
+    const cudaError_t code = allow_shared(kernel, MOST_SHARED);
     if (code != cudaSuccess) {
         return code;
     }

@@ -61,8 +61,7 @@ static WideFrame wide_frame(const djinn_linear_args &a, const WideChoice &choice
 /* Lets kernels use their shared memory. Code is loaded when it is first asked about, and memory is measured after that. */
 template <unsigned COUNT> static cudaError_t allow_all(const WideChoice (&choices)[COUNT]) {
     for (const WideChoice &choice : choices) {
-        const auto limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-        const cudaError_t code = cudaFuncSetAttribute(choice.kernel, limit, int(WIDE_SHARED));
+        const cudaError_t code = allow_shared(choice.kernel, MOST_SHARED);
         if (code != cudaSuccess) {
             return code;
         }
@@ -198,7 +197,7 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const unsigned used = frame.pairs < plan.clusters ? frame.pairs : plan.clusters;
-    return launch_clusters(SHARING, kernel, dim3(used * SHARING), WIDE_THREADS, WIDE_SHARED, stream, a, maps, frame);
+    return launch_clusters(SHARING, kernel, dim3(used * SHARING), WIDE_THREADS, MOST_SHARED, stream, a, maps, frame);
 }
 
 } // namespace djinn

@@ -13,9 +13,6 @@ namespace djinn {
 /* Blocks of a cluster. */
 constexpr unsigned SHARING = 2;
 
-/* Dynamic shared memory of a block: what a block may have, less the barriers. */
-constexpr unsigned WIDE_SHARED = 226 * 1024;
-
 /*
  * Rows of x in a tile, and threads of the warpgroups that multiply them. One more warpgroup copies: only whole ones can give
  * registers to others.
@@ -61,7 +58,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
 
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
     static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
-    static constexpr unsigned STAGES = (WIDE_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
+    static constexpr unsigned STAGES = (MOST_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
     static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && STAGING % 1024 == 0);
     static_assert(BULK_ROWS * bulk_columns(GATED, WIDTH) * (GATED ? sizeof(T) : 2 * sizeof(float)) <= STAGING);
 

@@ -17,6 +17,9 @@ namespace djinn {
 /* Columns of a block, bytes of its rows, and a block's alignment, after which the swizzle repeats. */
 constexpr unsigned BLOCK_COLUMNS = 64, BLOCK_ROW = 128, BLOCK_ALIGN = 1024;
 
+/* The most dynamic shared memory of a block: what a block may have, less the barriers. */
+constexpr unsigned MOST_SHARED = 226 * 1024;
+
 /*
  * WGMMA's descriptor of a block. Add 2 i for the columns from 16 i on. If the products sum over rows, the blocks are `apart`
  * bytes apart; add 128 i for the rows from 16 i on.
