@@ -4,6 +4,7 @@
 #ifndef DJINN_ATTENTION_CUH
 #define DJINN_ATTENTION_CUH
 
+#include "cluster.cuh"
 #include "kv.cuh"
 
 namespace djinn {
@@ -71,6 +72,21 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* Loads four 8 x 8 matrices of 16-bit elements, transposed if wanted. Lane i has the address of row i % 8 of matrix i / 8. */
+template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], unsigned address) {
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(address)
+                     : "memory");
+    }
 }
 
 /* sum[16, 8] += a[16, 16] b[16, 8]. */

@@ -19,15 +19,6 @@ namespace djinn {
 constexpr unsigned THREADS = 128;
 constexpr unsigned TILE = 64;
 
-/* Loads four 8 x 8 matrices of 16-bit elements, transposed. Each lane gives the address of one of their rows. */
-__device__ __forceinline__ void load_transposed(uint32_t (&to)[4], const void *row) {
-    const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 /* For pages of `Stored`. */
 template <typename Stored, unsigned DIM> struct Tiles {
     using T = Product<Stored>;
@@ -152,7 +143,7 @@ template <typename Stored, unsigned DIM> struct Tiles {
 #pragma unroll
             for (unsigned d = 0; d < DIM / 16; ++d) {
                 uint32_t v[4];
-                load_transposed(v, &values[s * 16 + matrix_row][d * 16 + matrix_column]);
+                load_matrices<true>(v, shared_address(&values[s * 16 + matrix_row][d * 16 + matrix_column]));
                 multiply<T>(w.out[2 * d], weights, v[0], v[1]);
                 multiply<T>(w.out[2 * d + 1], weights, v[2], v[3]);
             }

@@ -23,21 +23,6 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &four, unsigned i) {
     return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
 }
 
-/* Four 8 x 8 matrices of 16-bit elements, transposed if wanted. Lane i has the address of row i % 8 of matrix i / 8. */
-template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], unsigned address) {
-    if constexpr (TRANSPOSED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(address)
-                     : "memory");
-    }
-}
-
 /* Positions of a tile. */
 constexpr unsigned TILE_POSITIONS = 16;
 
