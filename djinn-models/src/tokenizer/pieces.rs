@@ -14,6 +14,10 @@ pub(super) const MAX_MERGES: usize = 1 << 21;
 /// The most bytes of all tokens; the largest vocabularies have some millions.
 const MAX_SPELLINGS: usize = 32 << 20;
 
+/// The most bytes of one token; the longest in use, runs of white space, have some hundreds. An answer may consist of
+/// the longest one.
+const MAX_TOKEN: usize = 4 << 10;
+
 /// Refuses vocabularies larger than any model's, before tables are made.
 pub(super) fn check_vocabulary<'a>(tokens: impl ExactSizeIterator<Item = &'a String>) -> Result<()> {
     let len = tokens.len();
@@ -74,7 +78,13 @@ impl Pieces {
             let added = encoder.added(id as u32);
             // The normalised spelling, for an added token that is searched in normalised text.
             if let Some(token) = encoder.token(id as u32) {
+                let start = pieces.bytes.len();
                 push_bytes(&mut pieces.bytes, &token, scheme, added.is_some());
+                let bytes = pieces.bytes.len() - start;
+                if bytes > MAX_TOKEN {
+                    let detail = format!("token {id} has {bytes} bytes; {MAX_TOKEN} are the most");
+                    return Err(Error::Tokenizer(detail));
+                }
             }
             pieces.special[id] = added.is_some_and(|t| t.special);
             pieces.ends.push(pieces.bytes.len());

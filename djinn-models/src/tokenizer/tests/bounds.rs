@@ -132,6 +132,31 @@ fn tokens_that_stand_for_too_much_text_are_refused() {
 }
 
 #[test]
+fn a_token_longer_than_any_in_use_is_refused() {
+    let with = |bytes: usize| {
+        changed(|json| {
+            let size = json["model"]["vocab"].as_object().unwrap().len();
+            json["model"]["vocab"]["x".repeat(bytes)] = json!(size);
+            json["added_tokens"] = json!([]);
+            json["post_processor"] = Value::Null;
+        })
+    };
+    assert_eq!(with(4096).unwrap().inner.pieces.longest(), 4096);
+    let message = one_line(&with(4097).unwrap_err());
+    assert!(message.contains("has 4097 bytes; 4096 are the most"), "{message}");
+    // An added token that its normalizer makes longer.
+    let grown = changed(|json| {
+        let size = json["model"]["vocab"].as_object().unwrap().len();
+        json["normalizer"] = replace("a", &"a".repeat(10));
+        json["added_tokens"] = json!([{"id": size, "content": "a".repeat(1000), "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": true, "special": false}]);
+        json["post_processor"] = Value::Null;
+    });
+    let message = one_line(&grown.unwrap_err());
+    assert!(message.contains("has 10000 bytes"), "{message}");
+}
+
+#[test]
 fn long_runs_are_encoded_by_published_patterns() {
     // Oniguruma's own limit, 10 million retries, is met by 10.5 million spaces before a letter.
     let llama3 = changed(|_| ()).unwrap();
