@@ -115,7 +115,7 @@ impl QuantisedDir {
             if file::stored_bytes(&shape, (format.elements(), format.bytes())).is_none() {
                 return Err(unsupported(format!("shape {shape:?} of {own}"), "it is too large"));
             }
-            hidden.extend(parts.tensors(&file, module)?);
+            hidden.extend(parts.tensors(&file, module, shape[0])?);
             let info = TensorInfo { name: own.clone(), shape: shape.to_vec(), stored, lossless: false };
             matrices.insert(own, Matrix { info, format, parts });
         }
@@ -124,8 +124,8 @@ impl QuantisedDir {
 }
 
 impl Parts {
-    /// The tensors of the file that nothing else reads.
-    fn tensors(&self, file: &SafetensorsDir, module: &str) -> Result<Vec<String>> {
+    /// The tensors of the file that nothing else reads, for a matrix of this number of outputs.
+    fn tensors(&self, file: &SafetensorsDir, module: &str, outputs: u64) -> Result<Vec<String>> {
         let of = |names: &[&str]| names.iter().map(|name| format!("{module}.{name}")).collect();
         let mut tensors: Vec<String> = match self {
             Parts::Int4(_) => of(&["qweight", "qzeros", "scales", "g_idx"]),
@@ -136,7 +136,11 @@ impl Parts {
         if let (Parts::Int4(_), Some(info)) = (self, file.tensor(&bias))
             && info.stored.dtype().is_some()
         {
-            let zeros = floats(file, &bias, 0..info.shape.iter().product())?.iter().all(|&x| x == 0.0);
+            if info.shape != [outputs] {
+                let (found, expected) = (info.shape.clone(), vec![outputs]);
+                return Err(Error::WrongShape { name: bias, found, expected });
+            }
+            let zeros = floats(file, &bias, 0..outputs)?.iter().all(|&x| x == 0.0);
             tensors.extend(zeros.then_some(bias));
         }
         Ok(tensors)

@@ -214,6 +214,18 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     // A bias that is more than zeros belongs to another model.
     let text = refused("gptq-g128", none(), |parts| put(parts, "bias", 2, &[0, 60]));
     check("gptq-g128", text, "tensor model.layers.0.mlp.down_proj.bias, which is no part of");
+    // It is read when the file is opened: not one of another shape.
+    let bias = |shape: Vec<usize>| {
+        let bytes = vec![0; shape.iter().product::<usize>() * 2];
+        refused("gptq-g128", none(), |parts| drop(parts.insert(of("bias"), (Dtype::F16, shape, bytes))))
+    };
+    check("gptq-g128", bias(vec![1 << 20]), "down_proj.bias has shape [1048576]");
+    check("gptq-g128", bias(vec![1, 64]), "down_proj.bias has shape [1, 64]");
+    // A matrix without outputs has no bytes, however many inputs it has.
+    let text = refused("gptq-g128", none(), |parts| {
+        parts.insert(of("qweight"), (Dtype::I32, vec![1 << 28, 0], Vec::new()));
+    });
+    check("gptq-g128", text, "down_proj.qweight (gptq) is not supported; supported: two dimensions");
     let text = refused("gptq-g128", none(), |parts| put(parts, "scales", 2, &[0, 0x7c]));
     check("gptq-g128", text, "the scale inf of group 0 in tensor model.layers.0.mlp.down_proj.scales");
     // An f32 between two f16.

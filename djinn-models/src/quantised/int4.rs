@@ -18,6 +18,10 @@ const AWQ_PLACES: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Integers of a word.
 const WORD: u64 = 8;
 
+/// The most inputs, and the most outputs, of a matrix: far above any model's. The groups of all inputs and the bias of
+/// all outputs are read when the file is opened.
+const MOST: u64 = 1 << 24;
+
 #[derive(Debug)]
 pub(super) struct Int4 {
     module: String,
@@ -49,9 +53,11 @@ impl Int4 {
         };
         let refused = || {
             let what = format!("shape {:?} of tensor {} ({method})", packed.shape, packed.name);
-            unsupported(what, "supported: two dimensions, inputs and outputs in multiples of 32 and 8")
+            let sizes = format!("inputs and outputs in multiples of 32 and 8, at most {MOST}");
+            unsupported(what, &format!("supported: two dimensions, {sizes}"))
         };
-        let [outputs, inputs] = sizes.filter(|&[_, inputs]| inputs > 0).ok_or_else(refused)?;
+        let fits = |&[outputs, inputs]: &[u64; 2]| inputs > 0 && inputs.max(outputs) <= MOST;
+        let [outputs, inputs] = sizes.filter(fits).ok_or_else(refused)?;
         let group = scheme.group.unwrap_or(inputs);
         let format = match group {
             group if !inputs.is_multiple_of(group) || !outputs.is_multiple_of(WORD) => return Err(refused()),
