@@ -133,3 +133,19 @@ def test_what_is_no_model_is_not_sent(tmp_path: Path) -> None:
     for wrong in (bad, tmp_path / "empty", bad / "notes.txt"):
         with pytest.raises(ValueError, match=wrong.name):
             Store().client.push(wrong)
+    hollow = checkpoint(tmp_path / "hollow", own=OWN)
+    (hollow / "merges.txt").touch()
+    with pytest.raises(ValueError, match=r"merges\.txt has no bytes"):
+        Store().client.push(hollow)
+
+
+def test_a_server_that_asks_for_another_piece_gets_none(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "base", own=OWN)
+    size = (folder / "config.json").stat().st_size
+    own = blake3((folder / "config.json").read_bytes()).hexdigest()
+    for lacking in ({"hash": "0" * 64, "bytes": 1, "have": 0}, {"hash": own, "bytes": size, "have": size + 1},
+                    {"hash": own, "bytes": size + 1, "have": 0}):
+        told = {"id": "m", "name": "base", "bytes": 1, "committed": False, "lacking": [lacking], "lacking_bytes": 1}
+        transport = httpx.MockTransport(lambda request, told=told: httpx.Response(200, json=told))
+        with pytest.raises(djinn.DjinnError, match="no part of the model"):
+            djinn.Djinn("http://djinn.test", transport=transport).push(folder)

@@ -52,6 +52,8 @@ class _Piece:
 def push(http: Http, model: Path, name: str, connections: int, progress: Callable[[int, int], None] | None) -> Pushed:
     files, places = _manifest(model)
     told = http.ask("POST", "/v1/store/manifests", json={"name": name, "files": files})
+    if not all(_is_own(piece, places) for piece in told["lacking"]):
+        raise DjinnError("the server asks for a piece that is no part of the model")
     sent, total = 0, int(told["lacking_bytes"])
     if progress is not None:
         progress(sent, total)
@@ -63,6 +65,11 @@ def push(http: Http, model: Path, name: str, connections: int, progress: Callabl
     if not told["committed"]:
         http.ask("POST", f"/v1/store/manifests/{told['id']}/commit", timeout=None)
     return Pushed(told["name"], int(told["bytes"]), sent)
+
+
+def _is_own(lacking: dict[str, Any], places: dict[str, _Piece]) -> bool:
+    piece = places.get(lacking["hash"])
+    return piece is not None and 0 <= int(lacking["have"]) <= int(lacking["bytes"]) == piece.end - piece.start
 
 
 def _send(http: Http, lacking: dict[str, Any], places: dict[str, _Piece]) -> int:
@@ -115,6 +122,8 @@ def _manifest(model: Path) -> tuple[list[dict[str, Any]], dict[str, _Piece]]:
     places: dict[str, _Piece] = {}
     for path in files:
         pieces = []
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path} has no bytes")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for piece in _cut(path, data):
                 hash = _hash(data, piece)
