@@ -124,6 +124,10 @@ pub enum Error {
     #[cfg(feature = "remote")]
     #[error("the model is not whole at the server; the same command goes on")]
     NotWhole(#[source] Box<Error>),
+    /// A replacement that ended after the new model was complete at the server, under another name.
+    #[cfg(feature = "remote")]
+    #[error("the replacement of {name} by {next} is not complete; run the same command again")]
+    NotReplaced { name: String, next: String, source: Box<Error> },
     /// A model's file that cannot be read.
     #[cfg(feature = "remote")]
     #[error("{}", file.display())]

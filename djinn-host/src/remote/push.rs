@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use djinn_models::stored::{ContentHash, LocalModel, PiecePlace};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +21,10 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 const TRY_AGAIN_AFTER: [u64; 5] = [0, 1, 2, 4, 8];
 /// How often such a wait looks whether another piece has failed for good.
 const LOOKS_PER_SECOND: u64 = 10;
-/// Added to a model's name until it replaces another one.
-const NEXT: &str = ".next";
+/// Hexadecimal digits of a manifest's hash in the name that its model has until it replaces another one.
+const NEXT_DIGITS: usize = 16;
+/// The longest name of a model in a store, in bytes.
+const LONGEST_NAME: usize = 128;
 /// The code of the refusal of a name that another model has.
 const TAKEN: &str = "model_exists";
 /// The header for a piece's next byte.
@@ -84,8 +86,7 @@ impl Remote {
         connections: u16,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Pushed> {
-        let body = json!({ "name": name, "files": model.manifest.files });
-        let mut lacking: Lacking = self.post("/v1/store/manifests", &body)?;
+        let mut lacking: Lacking = self.post("/v1/store/manifests", &manifest(model, name))?;
         // The largest first, so that the connections finish at about the same time.
         lacking.lacking.sort_by_key(|piece| std::cmp::Reverse(piece.bytes.saturating_sub(piece.have)));
         let sent_bytes = self.send_pieces(model, &lacking.lacking, connections, progress)?;
@@ -101,10 +102,12 @@ impl Remote {
     }
 
     /// As [`push`](Self::push), but a model of this name in the server's store is removed when the new one is
-    /// complete. Until then that is called `NAME.next`, and the store has both.
+    /// complete. Until then that is called `NAME.next-HASH`, after its files, and the store has both. An interrupted
+    /// replacement resumes.
     ///
     /// # Errors
-    /// As [`push`](Self::push). The old model is removed only after the new one has opened at the server.
+    /// As [`push`](Self::push). The old model is removed only after the new one has opened at the server. From then on
+    /// [`Error::NotReplaced`]: the name may be free, and the same call goes on.
     pub fn replace(
         &self,
         model: &LocalModel,
@@ -112,22 +115,32 @@ impl Remote {
         connections: u16,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Pushed> {
+        let next = next_name(model, name);
+        let not_replaced = |source| {
+            let (name, next) = (name.to_owned(), next.clone());
+            Error::NotReplaced { name, next, source: Box::new(source) }
+        };
         let refused = match self.push(model, name, connections, progress) {
             Err(error) if matches!(&error, Error::Refused { code: Some(code), .. } if code == TAKEN) => error,
-            pushed => return pushed,
+            Err(error) => return Err(error),
+            Ok(pushed) => {
+                // An interrupted replacement by the same files may have left it.
+                self.remove_model(&next).map_err(not_replaced)?;
+                return Ok(pushed);
+            }
         };
         let Stored { models } = self.get("/v1/store")?;
         // A model of the server's own cannot be removed.
         if !models.iter().any(|model| model.name == name) {
             return Err(refused);
         }
-        let next = format!("{name}{NEXT}");
-        // An interrupted run may have left another one.
-        self.remove_model(&next)?;
         let pushed = self.push(model, &next, connections, progress)?;
-        self.remove_model(name)?;
-        self.push(model, name, connections, progress)?;
-        self.remove_model(&next)?;
+        let replaced = || {
+            self.remove_model(name)?;
+            self.push(model, name, connections, progress)?;
+            self.remove_model(&next)
+        };
+        replaced().map_err(not_replaced)?;
         Ok(pushed)
     }
 
@@ -180,6 +193,20 @@ impl Remote {
         })?;
         Ok(sent.into_inner())
     }
+}
+
+/// What a server is told of a model before its pieces.
+fn manifest(model: &LocalModel, name: &str) -> Value {
+    json!({ "name": name, "files": model.manifest.files })
+}
+
+/// The name of a model that is to replace the one called `name`. No other files give the same one, so no other model
+/// is meant by it.
+pub(super) fn next_name(model: &LocalModel, name: &str) -> String {
+    let hash = ContentHash::of(manifest(model, name).to_string().as_bytes()).to_string();
+    let end = format!(".next-{}", &hash[..NEXT_DIGITS]);
+    let kept: String = name.chars().take(LONGEST_NAME - end.len()).collect();
+    kept + &end
 }
 
 /// A piece to send.

@@ -2,10 +2,13 @@
 
 use super::*;
 use djinn_models::stored::{ContentHash, ContentPiece, LocalModel, ManifestFile, ModelManifest, PiecePlace};
+use serde_json::json;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 
 /// A server that answers each connection by `answer`, which gets the request's first line and body. What it returns
 /// can be received.
@@ -91,6 +94,93 @@ fn a_piece_that_fails_ends_the_others() {
     assert!(crate::one_line(&error).contains("status 403"), "{error:?}");
     let all: Vec<u64> = received.iter().take(3).collect();
     assert!(all.iter().all(|&bytes| bytes < BYTES), "{all:?}");
+}
+
+/// A model of one file without pieces.
+fn model_of(file: &str) -> LocalModel {
+    let file = ManifestFile { path: file.to_owned(), pieces: Vec::new() };
+    LocalModel { manifest: ModelManifest { files: vec![file] }, places: std::collections::HashMap::new() }
+}
+
+/// A store of models by name, each with its manifest; `breaks`: whether it fails to make one called `mine`.
+#[derive(Default)]
+struct Store {
+    models: BTreeMap<String, Value>,
+    registered: Value,
+    breaks: bool,
+}
+
+impl Store {
+    fn answer(&mut self, line: &str, body: impl Read) -> (&'static str, Value) {
+        let (method, path) = line.split_once(' ').unwrap();
+        let path = path.split_once(' ').unwrap().0;
+        match (method, path.strip_prefix("/v1/models/")) {
+            ("DELETE", Some(name)) => match self.models.remove(name) {
+                Some(_) => ("200 OK", json!({})),
+                None => ("404 Not Found", json!({})),
+            },
+            ("GET", _) => {
+                let names = self.models.keys().map(|name| json!({ "name": name }));
+                ("200 OK", json!({ "models": names.collect::<Vec<_>>() }))
+            }
+            _ if path.ends_with("/commit") => {
+                let name = self.registered["name"].as_str().unwrap().to_owned();
+                if self.breaks && name == "mine" {
+                    return ("500 Internal Server Error", json!({}));
+                }
+                self.models.insert(name, self.registered.clone());
+                ("201 Created", json!({}))
+            }
+            _ => {
+                let manifest = serde_json::Deserializer::from_reader(body).into_iter().next();
+                self.registered = manifest.unwrap().unwrap();
+                let there = self.models.get(self.registered["name"].as_str().unwrap());
+                if there.is_some_and(|there| *there != self.registered) {
+                    return (
+                        "409 Conflict",
+                        json!({ "error": { "code": "model_exists", "message": "taken" } }),
+                    );
+                }
+                let committed = there.is_some();
+                let id = ContentHash::of(b"id");
+                ("200 OK", json!({ "id": id, "bytes": 0, "committed": committed, "lacking": [] }))
+            }
+        }
+    }
+}
+
+#[test]
+fn a_replacement_that_breaks_off_goes_on_and_touches_no_other_model() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let stored = Arc::clone(&store);
+    let (remote, _answered) = serve(move |line, mut stream| {
+        let (status, body) = stored.lock().unwrap().answer(line, &mut stream);
+        respond(&mut stream, status, &body.to_string());
+    });
+    let names = || store.lock().unwrap().models.keys().cloned().collect::<Vec<_>>();
+    let progress = |_, _| ();
+    for name in ["mine", "mine.next"] {
+        remote.push(&model_of("old"), name, 1, &progress).unwrap();
+    }
+    store.lock().unwrap().breaks = true;
+    let error = remote.replace(&model_of("new"), "mine", 1, &progress).unwrap_err();
+    let line = crate::one_line(&error);
+    assert!(line.contains("run the same command again") && line.contains("status 500"), "{line}");
+    let left = names();
+    let [users, next] = &left[..] else { panic!("{left:?}") };
+    assert!(
+        users == "mine.next" && next.starts_with("mine.next-") && line.contains(next),
+        "{left:?}: {line}"
+    );
+    store.lock().unwrap().breaks = false;
+    // Twice: then there is nothing to replace.
+    for _ in 0..2 {
+        remote.replace(&model_of("new"), "mine", 1, &progress).unwrap();
+        assert_eq!(names(), ["mine", "mine.next"]);
+        assert_eq!(store.lock().unwrap().models["mine"]["files"][0]["path"], "new");
+    }
+    // The longest name that a store takes.
+    assert_eq!(push::next_name(&model_of("new"), &"x".repeat(128)).len(), 128);
 }
 
 #[test]
