@@ -7,7 +7,7 @@ mod values;
 use crate::cache;
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use djinn_engine::Request;
+use djinn_engine::{Request, Sampling};
 use djinn_host::{DeviceArgs, Generation, PlanAsked, Setup, SrgAsked, bytes};
 use djinn_models::Model;
 use djinn_server::LogFormat;
@@ -181,14 +181,20 @@ impl SamplingArgs {
     /// The request to generate after `tokens`; `max_tokens` is the default number.
     ///
     /// # Errors
-    /// A seed on the command line without sampling.
+    /// As [`check_seed`](Self::check_seed).
     pub(crate) fn request(&self, model: &Model, tokens: Vec<u32>, max_tokens: u32) -> Result<Request> {
         let request = self.generation(max_tokens).request(model, tokens);
+        self.check_seed(&request.sampling)?;
+        Ok(request)
+    }
+
+    /// Refuses a seed on the command line if these settings do not sample.
+    pub(crate) fn check_seed(&self, sampling: &Sampling) -> Result<()> {
         ensure!(
-            !self.seed_is_asked_for || djinn_host::seed(&request.sampling).is_some(),
+            !self.seed_is_asked_for || djinn_host::seed(sampling).is_some(),
             "--seed has no effect without --temperature, --top-k, --top-p or --min-p, or a model that asks for sampling"
         );
-        Ok(request)
+        Ok(())
     }
 }
 

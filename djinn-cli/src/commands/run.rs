@@ -52,6 +52,7 @@ pub(super) fn run(args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<
     }
     let done = match prompt {
         Prompt::Chat => {
+            chat::check_seed(args, &model.defaults)?;
             let context = args.memory.context.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
             let mut loaded = load(args, &model, context, interrupt, quiet)?;
             let talked = chat::run(&mut loaded, speech, args, interrupt, quiet);

@@ -160,6 +160,21 @@ fn a_chat_with_a_server_is_one_with_the_model() {
 }
 
 #[test]
+fn a_seed_that_a_chat_would_not_use_is_refused() {
+    let place = place();
+    let serving = serve(&place, &[]);
+    let server = format!("--server=http://{}", serving.address);
+    for args in [&["run", "./model"][..], &["run", "model", &server]] {
+        let command = place.command(&[args, &["--greedy", "--seed=5"]].concat());
+        let options = Options::new().timeout_ms(Some(60_000));
+        let mut terminal = spawn_with_options(command, options).unwrap();
+        let all = terminal.exp_eof().unwrap();
+        assert!(all.contains("error: --seed has no effect without --temperature"), "{all}");
+        assert!(!all.contains("/help"), "it did not begin: {all}");
+    }
+}
+
+#[test]
 fn lines_are_edited_recalled_and_pasted_whole() {
     let place = place();
     let mut talk = Talk::begin(&place, &GREEDY);

@@ -45,6 +45,7 @@ fn a_server_gives_what_this_machine_gives() {
         (&["logits", "model", "--tokens=500", &server], "token 500 is outside the vocabulary"),
         (&["plan", "none", "--gpu=h200", &server], "the model `none` does not exist"),
         (&["run", "model", "", "-q", &server], "the prompt is empty"),
+        (&["run", "model", "Hi", "-q", "--greedy", "--seed=5", &server], "--seed has no effect without"),
         (
             &["run", "model", "Hi", "--server=http://127.0.0.1:1"],
             "no answer from http://127.0.0.1:1/v1/generate",

@@ -42,6 +42,20 @@ pub struct RemoteReply {
     pub left: u64,
 }
 
+impl Remote {
+    /// What the makers of one of the server's models say about how it generates.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn generation_defaults(&self, model: &str) -> Result<GenerationDefaults> {
+        Ok(self.about(model)?.generation_defaults)
+    }
+
+    fn about(&self, model: &str) -> Result<About> {
+        self.get(&format!("/v1/models/{}", encoded(model)))
+    }
+}
+
 impl RemoteChat {
     /// A conversation with a model, by its name at the server. It begins with `system`, else with [`SYSTEM`](crate::SYSTEM); an
     /// empty one leaves it to the model's chat template. `raw` leaves the template out.
@@ -49,7 +63,7 @@ impl RemoteChat {
     /// # Errors
     /// The server cannot be reached or understood, or has no such model; [`Error::NoTokenizer`], [`Error::NoTemplate`].
     pub fn open(server: Remote, model: &str, raw: bool, system: Option<&str>) -> Result<Self> {
-        let about: About = server.get(&format!("/v1/models/{}", encoded(model)))?;
+        let about = server.about(model)?;
         if !about.tokenizer {
             return Err(Error::NoTokenizer { model: about.root });
         }

@@ -26,6 +26,12 @@ use saved::Saved;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+/// Refuses a seed on the command line if the chat begins without sampling.
+pub(super) fn check_seed(args: &RunArgs, defaults: &GenerationDefaults) -> Result<()> {
+    let generation = args.sampling.generation(MAX_CHAT_TOKENS).for_chat(defaults);
+    args.sampling.check_seed(&generation.sampling(defaults))
+}
+
 /// Talks with a model on this machine until Ctrl-D or `/exit`.
 pub(super) fn run(
     loaded: &mut Loaded,
@@ -41,6 +47,7 @@ pub(super) fn run(
 /// Talks with a model of `server` in the same way.
 pub(super) fn run_at(server: Remote, args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
     let chat = RemoteChat::open(server, &args.model, args.raw, args.system.as_deref())?;
+    check_seed(args, chat.defaults())?;
     let mut partner = Elsewhere::new(chat);
     talk(&mut partner, args, interrupt, quiet)?;
     // A server that is gone has forgotten it.

@@ -41,6 +41,10 @@ pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool)
         Prompt::Tokens(tokens) => body["prompt_tokens"] = tokens.into(),
         Prompt::Chat => return chat::run_at(server, args, interrupt, quiet).map(|()| ExitCode::SUCCESS),
     }
+    if args.sampling.seed_is_asked_for {
+        let defaults = server.generation_defaults(&args.model)?;
+        args.sampling.check_seed(&generation.sampling(&defaults))?;
+    }
     let mut show = Show::new(interrupt, !args.json);
     let answered = server.generate(&body, &mut |piece| show.piece(piece));
     let answer = show.end(answered)?;
