@@ -76,3 +76,31 @@ fn a_server_gives_what_this_machine_gives() {
         assert!(answer.starts_with("HTTP/1.1 400") && answer.contains(why), "{query}: {answer}");
     }
 }
+
+/// What has come of an answer is printed, as by a run on this machine.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_keeps_what_a_server_has_answered() {
+    use std::process::{Command, Stdio};
+    let place = super::chat::place();
+    let serving = serve(&place, &["--ctx=400000"]);
+    let server = format!("--server=http://{}", serving.address);
+    let args = ["run", "model", "Hi", "--json", "--greedy", "--ignore-eos", "-n=390000", &server];
+    let mut command = place.command(&args);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let generated = || {
+        let page = serving.ask("GET /metrics", "", "");
+        let count = page.lines().find(|line| line.starts_with("djinn_generation_tokens_total{"));
+        count.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    while generated() < 1000.0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["finish"], "cancelled");
+    assert!(!answer["text"].as_str().unwrap().is_empty() && answer["stats"]["ttft_ms"].is_f64(), "{answer}");
+    assert!(!answer["prompt_tokens"].as_array().unwrap().is_empty(), "{answer}");
+}

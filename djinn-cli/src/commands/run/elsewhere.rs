@@ -49,15 +49,17 @@ pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool)
     let answered = server.generate(&body, &mut |piece| show.piece(piece));
     let answer = show.end(answered)?;
     // Only Ctrl-C breaks off.
-    if answer.is_cancelled() {
-        return Ok(ExitCode::from(INTERRUPTED));
+    let ended = if answer.is_cancelled() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS };
+    if answer.is_cancelled() && answer.came == 0 {
+        output::remark("interrupted before the first token");
+        return Ok(ended);
     }
     let stats = RemoteStats::new(server.url(), &answer);
     let RemoteAnswer { prompt_tokens, tokens, text, finish, .. } = &answer;
     if args.json {
         let (model, text) = (&args.model, text.as_deref());
         output::json(&Output { model, prompt_tokens, tokens, text, finish, stats })?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ended);
     }
     if text.is_none() {
         let numbers: Vec<String> = tokens.iter().map(u32::to_string).collect();
@@ -67,7 +69,7 @@ pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool)
     if !quiet {
         stats.remark();
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ended)
 }
 
 impl<'a> RemoteStats<'a> {
