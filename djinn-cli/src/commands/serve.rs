@@ -45,6 +45,14 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     }
     let setup = args.device.with(&args.memory);
     let models = models::open(args, &setup.open_options(), quiet)?;
+    // Of several models, one that leaves the device takes the pages of paused sessions with it.
+    let is_alone = models.len() == 1 && args.store.store.is_none();
+    if is_alone && args.load.swap_space > 0 && serving.scheduler.policy == "none" {
+        bail!(
+            "--swap-space is for sessions that give way to others, and under the policy `none` no session does; give \
+             another --policy, or drop --swap-space"
+        );
+    }
     let first = models.first().map_or_else(|| "no model".to_owned(), |first| first.model.name.clone());
     let progress = Meter::new(format!("loading {first}"), quiet);
     let mut on_progress = |done, total| {

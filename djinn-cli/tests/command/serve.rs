@@ -304,6 +304,8 @@ fn the_scheduler_is_chosen_by_name_or_file() {
     place.write("wrong.yaml", "scheduler:\n  policy: ttl\n  ttl_ms: soon\n");
     let message = refused(&["--scheduler=wrong.yaml"]);
     assert!(message.contains("wrong.yaml: line 3: ttl_ms"), "{message}");
+    let message = refused(&["--policy=none", "--swap-space=1MiB", "--port=0", "--vram=1"]);
+    assert!(message.starts_with("--swap-space is for sessions that give way"), "{message}");
     place.write("right.toml", "[scheduler]\npolicy = \"ttl\"\nttl_ms = 100\n");
     let serving = serve(&place, &["--scheduler=right.toml"]);
     assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
