@@ -204,7 +204,7 @@ pub(crate) struct ServeArgs {
     /// NAME=MODEL sets its name in requests [default: smollm2, or the models of --models-dir; none with --store]
     #[arg(value_name = "MODEL")]
     pub(crate) model: Vec<String>,
-    /// Also serve the models of a folder, by their names: its .gguf files, and folders with a model
+    /// Also serve the models of a folder, by their names: its .gguf files, and each folder in it that is a MODEL
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
     /// The name in requests of a single model; may be given several times [default: the model's own]

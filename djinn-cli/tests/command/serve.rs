@@ -11,6 +11,8 @@ pub(super) struct Serving {
     child: Child,
     lines: BufReader<ChildStderr>,
     pub(super) address: String,
+    /// What it said until it listened.
+    opening: String,
 }
 
 pub(super) fn serve(place: &Place, more: &[&str]) -> Serving {
@@ -22,17 +24,18 @@ pub(super) fn serve_models(place: &Place, more: &[&str]) -> Serving {
     let args = [&["serve", "--port=0", "--device=cpu", "--threads=1"], more].concat();
     let mut child = place.command(&args).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let address = address(&mut lines);
-    Serving { child, lines, address }
+    let (address, opening) = address(&mut lines);
+    Serving { child, lines, address, opening }
 }
 
-/// Where a server listens, once it says so.
-fn address(lines: &mut BufReader<ChildStderr>) -> String {
+/// Where a server listens, once it says so, and what it said until then.
+fn address(lines: &mut BufReader<ChildStderr>) -> (String, String) {
+    let mut opening = String::new();
     loop {
-        let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "it ended before it served");
-        if let Some((_, rest)) = line.split_once("at http://") {
-            return rest.split_once('/').unwrap().0.to_owned();
+        let before = opening.len();
+        assert!(lines.read_line(&mut opening).unwrap() > 0, "it ended before it served");
+        if let Some((_, rest)) = opening[before..].split_once("at http://") {
+            return (rest.split_once('/').unwrap().0.to_owned(), opening);
         }
     }
 }
@@ -134,7 +137,7 @@ fn it_begins_anew_at_sigusr2() {
             let known = ["HTTP/1.1 200", "HTTP/1.1 503"].iter().any(|status| answer.starts_with(status));
             assert!(known, "turn {turn}: {answer:?}");
         }
-        assert_eq!(address(&mut serving.lines), serving.address, "turn {turn}");
+        assert_eq!(address(&mut serving.lines).0, serving.address, "turn {turn}");
         assert_eq!(text(&serving), before, "turn {turn}");
     }
     // The last connection may still be closing.
@@ -163,7 +166,8 @@ fn a_socket_at_standard_input_is_served() {
     };
     let (mut child, given) = start("127.0.0.1:0");
     let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let serving = Serving { address: address(&mut lines), child, lines };
+    let (address, opening) = address(&mut lines);
+    let serving = Serving { child, lines, address, opening };
     assert_eq!(serving.address, given);
     assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
     let (child, _) = start("0.0.0.0:0");
@@ -309,6 +313,36 @@ fn the_scheduler_is_chosen_by_name_or_file() {
     place.write("right.toml", "[scheduler]\npolicy = \"ttl\"\nttl_ms = 100\n");
     let serving = serve(&place, &["--scheduler=right.toml"]);
     assert!(serving.ask("GET /ready", "", "").starts_with("HTTP/1.1 200"));
+}
+
+/// What `djinn run` takes is served, and what is left out is told.
+#[test]
+fn the_models_of_a_folder_are_served_by_their_names() {
+    let place = place();
+    let at = |name: &str| place.path().join("models").join(name);
+    let gguf = super::checkpoints().join("../fixtures/gguf/families/gqa-bf16.gguf");
+    std::fs::create_dir_all(at("a")).unwrap();
+    std::fs::create_dir_all(at("empty")).unwrap();
+    std::fs::create_dir_all(at(".hidden")).unwrap();
+    for to in ["a.gguf", "a/weights.gguf", "c.GGUF"] {
+        std::fs::copy(&gguf, at(to)).unwrap();
+    }
+    super::copy_checkpoint("tied-f32", &at("b"));
+    place.write("models/notes.txt", "of mine");
+    let serving = serve_models(&place, &["--models-dir=models"]);
+    let models = serving.ask("GET /v1/models", "", "");
+    for name in ["a", "b", "c"] {
+        assert!(models.contains(&format!("\"id\":\"{name}\"")), "{name}: {models}");
+    }
+    for (place, why) in [
+        ("models/a.gguf", "another model is called a"),
+        ("models/empty", "neither config.json nor a .gguf file"),
+        ("models/notes.txt", "it is neither a folder nor a .gguf file"),
+    ] {
+        let line = serving.opening.lines().find(|line| line.starts_with(&format!("{place} is left out: ")));
+        assert!(line.is_some_and(|line| line.contains(why)), "{place}: {}", serving.opening);
+    }
+    assert!(!serving.opening.contains("hidden"), "{}", serving.opening);
 }
 
 /// The address is taken before anything of the model is looked at.

@@ -55,28 +55,39 @@ fn split(spec: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// The models of a folder, in order of their names.
+/// Adds the models of a folder, in order of their names. What is left out is reported, except for hidden files.
 fn add_folder(models: &mut Vec<NamedModel>, folder: &Path, options: &OpenOptions, quiet: bool) -> Result<()> {
     let cannot_read = || format!("cannot read --models-dir {}", folder.display());
     let mut places = Vec::new();
     for entry in fs::read_dir(folder).with_context(cannot_read)? {
-        let place = entry.with_context(cannot_read)?.path();
-        let is_file = place.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-        if is_file || place.join("config.json").is_file() {
-            places.push(place);
-        }
+        places.push(entry.with_context(cannot_read)?.path());
     }
     places.sort();
     for place in places {
         let name = if place.is_dir() { place.file_name() } else { place.file_stem() };
         let name = name.unwrap_or_default().to_string_lossy().into_owned();
-        if models.iter().any(|model| model.names.contains(&name)) {
+        if name.starts_with('.') {
             continue;
         }
-        match loaded::open(&place.display().to_string(), options, quiet) {
+        match model_in(&place, &name, models, options, quiet) {
             Ok(model) => models.push(NamedModel { names: vec![name], model }),
             Err(error) => output::remark(&format!("{} is left out: {error:#}", place.display())),
         }
     }
     Ok(())
+}
+
+/// The model at a place in a folder of models.
+fn model_in(
+    place: &Path,
+    name: &str,
+    models: &[NamedModel],
+    options: &OpenOptions,
+    quiet: bool,
+) -> Result<Model> {
+    let is_gguf = place.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    ensure!(is_gguf || place.is_dir(), "it is neither a folder nor a .gguf file");
+    let is_taken = models.iter().any(|model| model.names.iter().any(|taken| taken == name));
+    ensure!(!is_taken, "another model is called {name}");
+    loaded::open(&place.display().to_string(), options, quiet)
 }
