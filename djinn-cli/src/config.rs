@@ -153,11 +153,12 @@ fn settle_sampling(sampling: &mut SamplingArgs, matches: &ArgMatches) -> Result<
 fn refuse_idle(cli: &Cli, matches: &ArgMatches) -> Result<(), clap::Error> {
     let is_on_line = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
     let refuse = |why: &str| Err(Cli::command().error(ErrorKind::ArgumentConflict, format!("{why}\n")));
-    let server = match &cli.command {
-        Command::Run(run) => &run.server.server,
-        Command::Logits(logits) => &logits.server.server,
-        Command::Plan(plan) => &plan.server.server,
-        Command::Srg(srg) => &srg.server.server,
+    let is_asked = match &cli.command {
+        Command::Run(run) => run.server.server.is_some(),
+        Command::Logits(logits) => logits.server.server.is_some(),
+        Command::Plan(plan) => plan.server.server.is_some(),
+        Command::Srg(srg) => srg.server.server.is_some(),
+        Command::Push(_) | Command::Top(_) => true,
         Command::Serve(serve) if serve.store.store.is_none() && is_on_line("store_quota") => {
             return refuse(
                 "--store-quota is for models that clients send, and there is no place for them; give --store DIR",
@@ -165,8 +166,16 @@ fn refuse_idle(cli: &Cli, matches: &ArgMatches) -> Result<(), clap::Error> {
         }
         _ => return Ok(()),
     };
-    match server.is_none() && is_on_line("api_key") {
-        true => refuse("--api-key is for a server, and none is asked; give --server URL, or drop it"),
-        false => Ok(()),
+    if !is_on_line("api_key") {
+        return Ok(());
+    }
+    match matches.get_many::<String>("api_key").map_or(0, |keys| keys.len()) {
+        _ if !is_asked => {
+            refuse("--api-key is for a server, and none is asked; give --server URL, or drop it")
+        }
+        0 | 1 => Ok(()),
+        several => {
+            refuse(&format!("--api-key is given {several} times, and a request has one key; give one"))
+        }
     }
 }

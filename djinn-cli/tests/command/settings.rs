@@ -191,6 +191,18 @@ fn flags_without_effect_are_refused() {
         let usage = misuse(&place, args).unwrap();
         assert!(usage.contains("--api-key is for a server") && usage.lines().count() == 1, "{usage}");
     }
+    let (server, to) = ("--server=http://127.0.0.1:1", "--to=http://127.0.0.1:1");
+    for args in [
+        &["run", "m", "Hi", server][..],
+        &["logits", "m", "--tokens=1", server],
+        &["plan", "m", server],
+        &["srg", "m", server],
+        &["push", "synthetic:tiny", to],
+        &["top", "--url=http://127.0.0.1:1"],
+    ] {
+        let usage = misuse(&place, &[args, &["--api-key=x", "--api-key=y"]].concat()).unwrap();
+        assert!(usage.contains("--api-key is given 2 times") && usage.lines().count() == 1, "{usage}");
+    }
     let usage = misuse(&place, &["serve", "synthetic:tiny", "--port=0", "--store-quota=5"]).unwrap();
     assert!(usage.contains("--store-quota") && usage.contains("give --store DIR"), "{usage}");
     for wrong in ["--allowed-origin=foo", "--allowed-host=", "--allowed-host=x:80", "--max-body=0"] {
