@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod atomic;
 mod cache;
 mod commands;
 mod config;

@@ -1,5 +1,6 @@
 //! The machine that predictions are for: a card, or this one as `djinn doctor --save` measured it.
 
+use crate::atomic;
 use crate::cache::Cache;
 use anyhow::{Context, Result};
 use djinn_host::{Target, WorkArgs};
@@ -44,10 +45,10 @@ pub(crate) fn measured() -> Result<Option<Machine>> {
 
 /// Keeps a measured machine; says where.
 pub(crate) fn save(machine: &Machine) -> Result<PathBuf> {
-    let text = serde_json::to_string_pretty(machine)?;
+    let text = serde_json::to_string_pretty(machine)? + "\n";
     let path = path()?;
     let folder = path.parent().context("the cache has no folder")?;
     crate::own::create(folder)?;
-    std::fs::write(&path, text + "\n").with_context(|| path.display().to_string())?;
+    atomic::write(&path, text.as_bytes(), true).with_context(|| path.display().to_string())?;
     Ok(path)
 }

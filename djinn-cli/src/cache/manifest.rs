@@ -1,6 +1,7 @@
 //! The manifest of a cached model.
 
 use super::{CachedModel, PullEvent};
+use crate::atomic;
 use anyhow::{Context, Result, bail, ensure};
 use djinn_models::Location;
 use serde::{Deserialize, Serialize};
@@ -11,8 +12,6 @@ use std::path::{Component, Path};
 use std::time::UNIX_EPOCH;
 
 pub(super) const MANIFEST: &str = "manifest.json";
-/// A manifest that is being written.
-const UNFINISHED: &str = ".manifest.json";
 /// The longest manifest that is read, in bytes.
 const MAX_MANIFEST: u64 = 16 << 20;
 
@@ -53,15 +52,11 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes the manifest atomically.
+    /// Writes the manifest.
     pub(super) fn write(&self, directory: &Path) -> Result<()> {
-        let (path, unfinished) = (directory.join(MANIFEST), directory.join(UNFINISHED));
-        let of = || path.display().to_string();
-        let mut file = File::create(&unfinished).with_context(of)?;
-        file.write_all(serde_json::to_string_pretty(self)?.as_bytes()).with_context(of)?;
-        file.write_all(b"\n").with_context(of)?;
-        file.sync_all().with_context(of)?;
-        fs::rename(&unfinished, &path).with_context(of)
+        let path = directory.join(MANIFEST);
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        atomic::write(&path, text.as_bytes(), true).with_context(|| path.display().to_string())
     }
 
     /// Whether all files are there with their sizes.

@@ -1,11 +1,11 @@
 //! `/save` and `/load`: a conversation and its settings as a JSON file.
 
 use super::choices::Changes;
+use crate::atomic;
 use anyhow::{Context, Result, bail};
 use djinn_models::Message;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The longest file that is read, in bytes.
@@ -27,12 +27,12 @@ impl Saved {
         let failed = || format!("cannot write {}", file.display());
         let mut text = serde_json::to_string_pretty(self).with_context(failed)?;
         text.push('\n');
-        let opened = if overwrite { File::create(file) } else { File::create_new(file) };
-        if matches!(&opened, Err(error) if error.kind() == ErrorKind::AlreadyExists) {
+        let written = atomic::write(file, text.as_bytes(), overwrite);
+        if matches!(&written, Err(error) if error.kind() == ErrorKind::AlreadyExists) {
             let file = file.display();
             bail!("{file} is there already; /save! {file} replaces it");
         }
-        opened.and_then(|mut file| file.write_all(text.as_bytes())).with_context(failed)
+        written.with_context(failed)
     }
 
     /// Reads a file that [`write`](Self::write) wrote.
