@@ -1,6 +1,7 @@
-//! Signals. Ctrl-C: the first one ends the present work, the second one the process. At rest it ends the process, but
-//! never a chat. SIGTERM ends the process. A server that serves is told to end by the first of either, to load its models again by SIGUSR1, and to
-//! begin anew by SIGUSR2. Whatever ends it leaves no half pull, and the terminal as it was.
+//! Signals. Ctrl-C: the first one ends the present work, the second one the process. When no work is under way, Ctrl-C
+//! ends the process. In a chat it only drops the line. SIGTERM ends the process. A server that serves is told to end by
+//! the first of either, to load its models again by SIGUSR1, and to begin anew by SIGUSR2. Whatever ends it leaves no
+//! half pull, and the terminal as it was.
 
 use crate::{cache, output, terminal};
 use anyhow::{Context, Result};

@@ -30,8 +30,8 @@ impl TraceFile {
         Ok(TraceFile(Some(Opened { path: path.to_owned(), file, empty })))
     }
 
-    /// Ends the engine's trace and writes it, whether what was traced succeeded or not. Gives that outcome
-    /// back; its failure is told before one to write.
+    /// Ends the engine's trace and writes it, whether what was traced succeeded or not. Returns `outcome`. If both it
+    /// and the writing failed, the error of `outcome` is reported.
     pub(crate) fn write<T>(mut self, engine: &mut dyn AnyEngine, outcome: Result<T>) -> Result<T> {
         let (Some(opened), Some(trace)) = (&mut self.0, engine.finish_trace()) else { return outcome };
         opened.empty = false;

@@ -149,8 +149,8 @@ impl Remote {
         let (asked, mut first, mut last) = (Instant::now(), None, None);
         let mut answer = RemoteAnswer { sent_bytes: body.len() as u64, ..RemoteAnswer::default() };
         let (mut text, mut meter) = (String::new(), None);
-        // A read cannot be ended from outside: the thread's connection goes with what comes next. While nothing else
-        // does, that is a comment every few seconds.
+        // A blocked read cannot be cancelled. At the next line (at least one every 5 s) the reader thread notices that
+        // nobody listens, and closes the connection.
         let (told, heard) = sync_channel(EVENTS_AHEAD);
         let server = self.clone();
         let reader = std::thread::Builder::new().spawn(move || server.read_events(&body, &told));
