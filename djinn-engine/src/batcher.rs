@@ -129,24 +129,10 @@ impl<D: Ops> Batcher<D> {
     ///
     /// # Errors
     /// Options that no scheduler can plan for: a step needs a row for each other sequence beside a prefill chunk
-    /// ([`Options::decode_rows`](crate::Options::decode_rows)) and logits for each, and prefill chunks are whole pages where sequences are many.
+    /// ([`Options::decode_rows`](crate::Options::decode_rows)) and logits for each, and prefill chunks are whole pages where
+    /// sequences are many. The engine has then [left](Engine::leave) its runtime.
     pub fn new(engine: Engine<D>) -> Result<Self> {
-        let capacity = capacity(&engine);
-        let rows = engine.plan().stack.rows;
-        if rows.rows < u64::from(capacity.sequences - 1 + capacity.chunk)
-            || rows.logit_rows < capacity.sequences.into()
-        {
-            return Err(Error::Option(
-                "decode_rows and logit_rows must be as many as sequences, to serve them",
-            ));
-        }
-        let many = capacity.sequences > 1;
-        if many && !capacity.chunk.is_multiple_of(capacity.page_tokens) {
-            return Err(Error::Option("prefill_rows must be a multiple of page_tokens, to serve sessions"));
-        }
-        if many && !engine.rows_are_aligned() {
-            return Err(Error::Option("this model's odd widths allow one sequence at a time on this device"));
-        }
+        let (engine, capacity) = engine.prepared(|engine| checked_capacity(engine))?;
         Ok(Batcher {
             engine,
             conversations: BTreeMap::new(),
@@ -342,6 +328,24 @@ impl<D: Ops> Batcher<D> {
     pub(crate) fn take_error(&mut self) -> Option<Error> {
         self.error.take()
     }
+}
+
+/// The capacity, if a scheduler can plan for it.
+fn checked_capacity<D: Ops>(engine: &Engine<D>) -> Result<Capacity> {
+    let (capacity, rows) = (capacity(engine), engine.plan().stack.rows);
+    if rows.rows < u64::from(capacity.sequences - 1 + capacity.chunk)
+        || rows.logit_rows < capacity.sequences.into()
+    {
+        return Err(Error::Option("decode_rows and logit_rows must be as many as sequences, to serve them"));
+    }
+    let many = capacity.sequences > 1;
+    if many && !capacity.chunk.is_multiple_of(capacity.page_tokens) {
+        return Err(Error::Option("prefill_rows must be a multiple of page_tokens, to serve sessions"));
+    }
+    if many && !engine.rows_are_aligned() {
+        return Err(Error::Option("this model's odd widths allow one sequence at a time on this device"));
+    }
+    Ok(capacity)
 }
 
 fn capacity<D: Ops>(engine: &Engine<D>) -> Capacity {

@@ -130,7 +130,21 @@ impl<D: Ops> Engine<D> {
         })
     }
 
-    /// Frees the model's memory on the runtime.
+    /// Works on a loaded engine before it is used. If that fails, the engine [leaves](Self::leave).
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn prepared<T, E>(mut self, work: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<(Self, T), E> {
+        match work(&mut self) {
+            Ok(given) => Ok((self, given)),
+            Err(error) => {
+                self.leave();
+                Err(error)
+            }
+        }
+    }
+
+    /// Frees the model's memory on the runtime. A dropped engine does not.
     pub fn leave(mut self) -> Rc<Runtime<D>> {
         self.settle();
         let Engine { runtime, parts, .. } = self;

@@ -3,7 +3,7 @@
 
 use djinn_cpu::{Math, SimConfig, SimDevice};
 use djinn_device::{Device, Space};
-use djinn_engine::{Budget, Engine, Entry, Error, Options, Runtime, Wanted};
+use djinn_engine::{Batcher, Budget, Engine, Entry, Error, Options, Runtime, Service, Wanted};
 use djinn_models::{Location, Model, OpenOptions, open};
 use djinn_vmu::{SourceError, WeightSource};
 use std::ops::{ControlFlow, Range};
@@ -52,6 +52,32 @@ fn run(models: &mut [&mut Shared]) -> Vec<Vec<u32>> {
         }
     }
     bits
+}
+
+/// A model that loads and then cannot be served leaves nothing behind.
+#[test]
+fn an_engine_that_is_refused_leaves_its_runtime() {
+    let runtime = runtime(0);
+    let loaded = |options: &Options| load(&runtime, SMALL, options).expect("it fits");
+    let is_empty = || {
+        for space in [Space::Device, Space::Host] {
+            assert_eq!(runtime.device().usage(space).in_use, 0, "{space:?} memory is given back");
+        }
+    };
+    // More sequences than rows of logits; prefill chunks that are no whole pages.
+    for options in
+        [Options { sequences: 4, ..options(1.0) }, Options { prefill_rows: 24, ..options(1.0) }.serving(4)]
+    {
+        assert!(matches!(Batcher::new(loaded(&options)), Err(Error::Option(_))));
+        is_empty();
+    }
+    let why = djinn_scheduler::Error::Backend { reason: "planted".to_owned() };
+    let refused = Service::new(loaded(&options(1.0)), |_| Err(why));
+    assert!(matches!(refused.err(), Some(Error::Stopped(why)) if why == "planted"));
+    is_empty();
+    let failed = loaded(&options(1.0)).prepared(|_| Err::<(), _>("it is planted"));
+    assert_eq!(failed.err(), Some("it is planted"));
+    is_empty();
 }
 
 #[test]

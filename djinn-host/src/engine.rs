@@ -141,7 +141,7 @@ pub fn load_on<D: Ops>(
 /// [`load_on`] a device that other models may share.
 ///
 /// # Errors
-/// As there.
+/// As there. Nothing of the model stays on the runtime.
 pub fn load_into<D: Ops>(
     runtime: Rc<Runtime<D>>,
     model: &Model,
@@ -152,11 +152,12 @@ pub fn load_into<D: Ops>(
     let plan = options.plan(&model.graph, reserved_bytes)?;
     let device_bytes = if host_memory { plan.segments.total() } else { 0 };
     check_host_memory(plan.host_bytes.saturating_add(device_bytes))?;
-    let mut engine = Engine::load_on(runtime, model.graph.clone(), &*model.source, options, on_progress)?;
-    if plan.placement.streamed_bytes() == 0 && !host_memory {
-        // It takes milliseconds, which would delay the first answer. If weights stream, the link hides them.
-        engine.warm_up(&mut engine.free_pages())?;
+    let engine = Engine::load_on(runtime, model.graph.clone(), &*model.source, options, on_progress)?;
+    if plan.placement.streamed_bytes() > 0 || host_memory {
+        return Ok(engine);
     }
+    // It takes milliseconds, which would delay the first answer. If weights stream, the link hides them.
+    let (engine, ()) = engine.prepared(|engine| engine.warm_up(&mut engine.free_pages()))?;
     Ok(engine)
 }
 
@@ -169,3 +170,6 @@ fn check_host_memory(needed_bytes: u64) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,13 +19,20 @@ impl<D: Ops> Service<D> {
     /// A service without sessions. `make` creates a scheduler for the engine's capacity.
     ///
     /// # Errors
-    /// Those of [`Batcher::new`] and of `make`.
+    /// Those of [`Batcher::new`] and of `make`. The engine has then [left](Engine::leave) its runtime.
     pub fn new(
         engine: Engine<D>,
         make: impl FnOnce(djinn_scheduler::Capacity) -> djinn_scheduler::Result<Scheduler>,
     ) -> Result<Self> {
         let batcher = Batcher::new(engine)?;
-        let core = EventLoop::new(make(batcher.capacity())?);
+        let scheduler = match make(batcher.capacity()) {
+            Ok(scheduler) => scheduler,
+            Err(error) => {
+                batcher.into_engine()?.leave();
+                return Err(error.into());
+            }
+        };
+        let core = EventLoop::new(scheduler);
         let (ended, stops) = (BTreeSet::new(), Stops::default());
         Ok(Service {
             core,

@@ -78,8 +78,8 @@ impl Starting {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Service<D>> {
-        let mut engine = load_into(Rc::clone(runtime), &self.model, options, progress)?;
-        let cost = engine.measure_cost(&mut engine.free_pages())?;
+        let engine = load_into(Rc::clone(runtime), &self.model, options, progress)?;
+        let (engine, cost) = engine.prepared(|engine| engine.measure_cost(&mut engine.free_pages()))?;
         let settings = &self.serving.scheduler;
         Ok(Service::new(engine, |capacity| Registry::default().scheduler(settings, capacity, cost))?)
     }
