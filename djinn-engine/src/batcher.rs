@@ -342,9 +342,6 @@ fn checked_capacity<D: Ops>(engine: &Engine<D>) -> Result<Capacity> {
     if many && !capacity.chunk.is_multiple_of(capacity.page_tokens) {
         return Err(Error::Option("prefill_rows must be a multiple of page_tokens, to serve sessions"));
     }
-    if many && !engine.rows_are_aligned() {
-        return Err(Error::Option("this model's odd widths allow one sequence at a time on this device"));
-    }
     Ok(capacity)
 }
 

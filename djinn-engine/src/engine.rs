@@ -8,7 +8,7 @@ use crate::trace::{HostSpan, Recorder, Trace, lap};
 use crate::{BatchEntry, Captured, Entry, Error, Options, Result, Runtime, Sequence, Wanted};
 use djinn_device::{DType, DeviceInfo, Drawn, Encoding, Ops, Space, Usage};
 use djinn_pages::Pages;
-use djinn_srg::{Dim, Graph, Op, Rows, Value};
+use djinn_srg::{Graph, Op, Rows};
 use djinn_vmu::{Detail, MemoryPlan, PassStats, WeightSource};
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -210,19 +210,6 @@ impl<D: Ops> Engine<D> {
     /// Tokens of a prompt that a step takes: one or more prefill chunks.
     pub fn prompt_rows(&self) -> u32 {
         self.prompt_rows
-    }
-
-    /// Whether the device's products may begin at any row of a step.
-    pub(crate) fn rows_are_aligned(&self) -> bool {
-        let graph = self.graph();
-        let products = graph.nodes.iter().filter(|node| matches!(node.op, Op::Linear | Op::Attention { .. }));
-        let mut values =
-            products.flat_map(|node| [node.inputs[0], node.outputs[0]]).map(|id| graph.value(id));
-        let aligned = |value: &Value| match value.shape.as_slice() {
-            [Dim::Rows, Dim::Fixed(width)] => width.is_multiple_of(4),
-            _ => true,
-        };
-        self.runtime.info.batch_invariant_rows == u32::MAX || values.all(aligned)
     }
 
     /// A new book of the model's KV pages, all of them free. It is for callers without a scheduler; only one book may

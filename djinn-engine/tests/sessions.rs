@@ -5,6 +5,7 @@ mod clients;
 mod constrained;
 mod ended;
 mod hook_memory;
+mod odd_widths;
 mod pool;
 mod random;
 mod scripts;

@@ -17,6 +17,15 @@ use std::ops::Range;
 /// Runs of up to this many tokens are computed as batch-invariant rows, together with those of other sequences.
 pub const SHORT_RUN: usize = 32;
 
+/// Operands begin at a multiple of this many bytes. A prefill chunk may begin at any row. Batch-invariant pieces begin at
+/// multiples of what the device computes batch-invariantly: four rows or a multiple, if there is a limit.
+const ALIGN: u32 = 16;
+
+/// Whether a launch may begin at any row of a matrix of `width` four-byte elements.
+pub(super) fn is_aligned(width: u32) -> bool {
+    (width * 4).is_multiple_of(ALIGN)
+}
+
 /// Which logits of an entry a step copies to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -101,6 +110,8 @@ pub(crate) fn rows(batch: &[BatchEntry<'_>], vocab: u64) -> Result<Rows> {
 pub(crate) struct RowRuns {
     /// Of products over the step's rows.
     pub(crate) products: Vec<Range<u32>>,
+    /// The same if rows have no multiple of [`ALIGN`] bytes: all rows, in batch-invariant pieces.
+    pub(crate) narrow_products: Vec<Range<u32>>,
     /// Of products over the rows with wanted logits.
     pub(crate) logits: Vec<Range<u32>>,
     /// Whether wide products take all rows at once.
@@ -108,6 +119,8 @@ pub(crate) struct RowRuns {
     /// Of attention: over the rows before `chunks`, then over prefill chunks. A launch takes several only if each is longer than
     /// `batch_invariant_run`, and those of one entry follow one another.
     pub(crate) attention: Vec<Range<u32>>,
+    /// The same if rows have no multiple of [`ALIGN`] bytes: all rows, in batch-invariant pieces.
+    pub(crate) narrow_attention: Vec<Range<u32>>,
     /// The first row of the first prefill chunk. Attention takes an entry's rows before it in runs of at most
     /// `batch_invariant_run`.
     pub(crate) chunks: u32,
@@ -193,6 +206,9 @@ impl Layout {
             }
         }
         runs.wide = info.wide_products;
+        let all = 0..layout.tokens.len() as u32;
+        runs.narrow_products = pieces(all.clone(), info.batch_invariant_rows);
+        runs.narrow_attention = pieces(all, info.batch_invariant_run);
         layout.runs = runs;
         layout.want(batch, &row_of, info);
         if info.batch_invariant_rows == u32::MAX {

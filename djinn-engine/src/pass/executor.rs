@@ -273,7 +273,9 @@ impl<'a, D: Ops> Executor<'a, D> {
             unreachable!("called for attention")
         };
         let (qkv_width, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
-        for rows in &self.runs.attention {
+        let RowRuns { attention, narrow_attention, .. } = self.runs;
+        let runs = if self.is_aligned(node) { attention } else { narrow_attention };
+        for rows in runs {
             let args = Attention {
                 qkv: words(self.span(node.inputs[0]), rows, qkv_width),
                 kv: self.kv(node.inputs[1]),
@@ -286,7 +288,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 alibi,
                 rows: rows.end - rows.start,
                 short_runs: rows.start < self.runs.chunks,
-                read_by: self.read_by(launch).filter(|_| self.runs.attention.len() == 1),
+                read_by: self.read_by(launch).filter(|_| runs.len() == 1),
             };
             args.check();
             self.device.attention(self.compute, &args)?;

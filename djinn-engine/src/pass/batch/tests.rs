@@ -90,6 +90,10 @@ proptest! {
                 row = next;
             }
         }
+        for (pieces, most) in [(&layout.runs.narrow_products, alone), (&layout.runs.narrow_attention, run)] {
+            prop_assert_eq!(pieces.iter().cloned().flatten().count(), total);
+            prop_assert!(pieces.iter().all(|rows| rows.start % most == 0 && rows.len() <= most as usize));
+        }
         // The rows whose logits are wanted are the entries' last ones, in order.
         let wanted: Vec<(u32, u32)> = layout.wanted.iter()
             .map(|&row| (layout.row_seq[row as usize], layout.positions[row as usize])).collect();

@@ -1,6 +1,7 @@
 //! What operations are given: the places and sizes of a node's values in the present step.
 
 use super::Executor;
+use crate::pass::batch::is_aligned;
 use djinn_device::args::{Add, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight};
 use djinn_device::{DeviceInfo, Ops, Span};
 use djinn_srg::{Dim, Lifecycle, Node, Op, ValueId};
@@ -16,8 +17,14 @@ impl<D: Ops> Executor<'_, D> {
         match self.graph.value(node.outputs[0]).shape[0] {
             _ if self.runs.wide && tiles.iter().all(is_wide) => None,
             Dim::LogitRows => Some(&self.runs.logits),
-            _ => Some(&self.runs.products),
+            _ if self.is_aligned(node) => Some(&self.runs.products),
+            _ => Some(&self.runs.narrow_products),
         }
+    }
+
+    /// Whether a launch of a product or attention may begin at any row.
+    pub(super) fn is_aligned(&self, node: &Node) -> bool {
+        [node.inputs[0], node.outputs[0]].into_iter().all(|id| is_aligned(self.width(id)))
     }
 
     pub(super) fn add(&self, node: &Node) -> Add {
