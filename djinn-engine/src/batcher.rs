@@ -15,7 +15,7 @@ mod debugged;
 mod moves;
 mod step;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod transfer;
 mod under_way;
 

@@ -169,3 +169,6 @@ impl<D: Ops> Service<D> {
             .min()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use super::{Batcher, NewToken};
 use crate::debug::Judged;
 use crate::hooks::{KvAccess, ReadBack};
 use crate::pass::choices::Chooses;
-use crate::{BatchEntry, Choice, Result, Wanted};
+use crate::{BatchEntry, Choice, Error, NoToken, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, State, TurnEnd};
 use djinn_vmu::Direction;
@@ -82,7 +82,7 @@ impl<D: Ops> Batcher<D> {
             conversation.computed_as_chunks(from, chunk);
             chunks.push(conversation.cut(from, entry.tokens(), chunk));
         }
-        let parts: Vec<Part> = plan.batch.iter().map(|entry| self.part(state, entry, ahead)).collect();
+        let mut parts: Vec<Part> = plan.batch.iter().map(|entry| self.part(state, entry, ahead)).collect();
         let mut batch: Vec<BatchEntry<'_>> = Vec::new();
         for (part, chunks) in parts.iter().zip(&chunks) {
             let Conversation { tokens, sampler, .. } = &self.conversations[&part.session];
@@ -109,7 +109,19 @@ impl<D: Ops> Batcher<D> {
         });
         let caches: Vec<KvAccess<'_>> = caches.collect();
         let waits = ahead && self.wait_for_tokens(&parts);
-        self.engine.begin_with(&batch, &caches, if waits { Chooses::Later } else { Chooses::Now })?;
+        let chooses = if waits { Chooses::Later } else { Chooses::Now };
+        let fails = match self.engine.begin_with(&batch, &caches, chooses) {
+            // Nothing was enqueued. The others' rows do not depend on these.
+            Err(Error::Intervention { hook, detail }) => {
+                batch.iter_mut().for_each(|entry| entry.interventions = &[]);
+                self.engine.begin_with(&batch, &[], chooses)?;
+                Some(NoToken::Intervention { hook, detail })
+            }
+            begun => begun.map(|()| None)?,
+        };
+        for part in parts.iter_mut().filter(|part| part.debugged.is_some()) {
+            part.fails.clone_from(&fails);
+        }
         let goes_on = self.goes_on_in(&parts);
         self.under_way.push_back(UnderWay { parts, ahead, goes_on, waits, began });
         Ok(())
@@ -139,6 +151,13 @@ impl<D: Ops> Batcher<D> {
                 }
                 let session = part.session;
                 let conversation = conversations.get_mut(&session).expect("it is in the step");
+                if let Some(why) = part.fails {
+                    conversation.end_turn();
+                    failed.push((session, why));
+                    completion.stopped.push(session);
+                    ended.push((session, TurnEnd::Failed));
+                    continue;
+                }
                 if let Some(debugged) = part.debugged.take() {
                     let own = std::iter::from_fn(|| captured.next_if(|read| read.entry == entry)).collect();
                     let own_caches = std::iter::from_fn(|| caches.next_if(|(of, _)| *of == entry));

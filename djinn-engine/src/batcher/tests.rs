@@ -11,7 +11,7 @@ use std::time::Duration;
 const PAGES: u32 = 12;
 const SMALL: u64 = 5;
 
-fn service() -> Service<SimDevice> {
+pub(crate) fn service() -> Service<SimDevice> {
     let device = SimDevice::new(SimConfig { math: Math::Fast, ..SimConfig::default() }).expect("a device");
     let model =
         open(&Location::Synthetic("tiny-gqa".into()), &OpenOptions::default()).expect("a known shape");
@@ -48,7 +48,7 @@ fn settle(service: &mut Service<SimDevice>) {
     panic!("it does not come to rest");
 }
 
-fn turn(first: u32, tokens: u32, max_tokens: u64) -> Turn {
+pub(crate) fn turn(first: u32, tokens: u32, max_tokens: u64) -> Turn {
     Turn { tokens: (first..first + tokens).collect(), max_tokens, ..Turn::default() }
 }
 

@@ -2,8 +2,8 @@
 
 use super::Batcher;
 use super::conversation::Conversation;
-use crate::Result;
 use crate::debug::Step;
+use crate::{NoToken, Result};
 use djinn_device::Ops;
 use djinn_scheduler::{ScheduledSession, SessionId, State};
 use std::collections::BTreeMap;
@@ -97,6 +97,8 @@ pub(super) struct Part {
     pub(super) debugged: Option<Step>,
     /// Whether it does not count, because the session's turn ended before.
     pub(super) dropped: bool,
+    /// Why it fails, and does not count.
+    pub(super) fails: Option<NoToken>,
 }
 
 impl Part {
@@ -138,6 +140,7 @@ impl<D: Ops> Batcher<D> {
             chooses,
             debugged: if ahead { None } else { self.step_at_hooks(session, from, tokens, chooses) },
             dropped: false,
+            fails: None,
         }
     }
 

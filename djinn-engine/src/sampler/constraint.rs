@@ -51,6 +51,10 @@ pub enum NoToken {
     /// The turn's constraint failed.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
+    /// The session's reads and changes at hooks cannot be done.
+    #[error("at {hook}: {detail}")]
+    #[allow(missing_docs, reason = "the message says what they are")]
+    Intervention { hook: String, detail: String },
 }
 
 /// A set of tokens of a vocabulary: bit `token % 32` of word `token / 32`.

@@ -56,6 +56,7 @@ impl Happening {
             Happening::Refused(why) => djinn_scheduler::Error::Refused { session, why }.into(),
             Happening::Failed(NoToken::Logits(bad)) => bad.into(),
             Happening::Failed(NoToken::Constraint(why)) => why.into(),
+            Happening::Failed(NoToken::Intervention { hook, detail }) => Error::Intervention { hook, detail },
             Happening::Expired => Error::NoSession { session: session.0 },
             Happening::Token { .. } | Happening::TurnEnded | Happening::Paused(_) => {
                 unreachable!("{session} lives on")

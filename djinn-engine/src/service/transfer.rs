@@ -59,13 +59,18 @@ pub struct SessionImage {
 }
 
 impl OpenTurn {
-    /// What is invalid about the turn, for a session with `tokens` tokens. Those beyond `context` will be computed.
-    fn problem(&self, tokens: u64, context: u64, vocab: u64, most: u64) -> Option<String> {
+    /// What is invalid about the turn, for an image with these numbers of tokens.
+    fn problem(&self, image: &SessionImage, vocab: u64, most: u64) -> Option<String> {
         let OpenTurn { sampling, generated, tokens_left, .. } = self;
+        let (tokens, context) = (image.tokens.len() as u64, image.context);
         match () {
             // The prompt has at least one token.
             () if *generated >= tokens || context >= tokens => {
                 Some(format!("{generated} generated of {tokens} tokens, {context} of which are computed"))
+            }
+            // A token is chosen once all before it were computed.
+            () if *generated > 0 && image.computed + 1 < tokens => {
+                Some(format!("{generated} generated of {tokens} tokens, {} of which were computed", image.computed))
             }
             () if *tokens_left == 0 || generated.checked_add(*tokens_left).is_none() || tokens > most => {
                 Some(format!("{tokens_left} tokens are left, after {tokens} of {most}"))
@@ -117,7 +122,7 @@ impl SessionImage {
             }
             () => bad
                 .map(|range| ("chunks", format!("{}..{} is none", range.start, range.end)))
-                .or_else(|| Some(("turn", turn.as_ref()?.problem(count, *context, vocab, most)?))),
+                .or_else(|| Some(("turn", turn.as_ref()?.problem(self, vocab, most)?))),
         }
     }
 }

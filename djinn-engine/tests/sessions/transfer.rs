@@ -418,6 +418,12 @@ fn images_that_do_not_fit_are_refused() {
     ] {
         refuses("turn", shape, with(&|image| image.turn = Some(turn.clone())));
     }
+    // The turn's first token was chosen after all of the prompt was computed, and each later one after the one before it.
+    for computed in [0, 40, 54] {
+        let (chunks, turn) = (Vec::new(), Some(OpenTurn { generated: 1, ..turn.clone() }));
+        let image = SessionImage { context: 0, computed, chunks, turn, ..image.clone() };
+        refuses("turn", shape, image);
+    }
     let incoming = served.ask(|client, answer| client.begin_import(shape, image.clone(), answer));
     let incoming = incoming.expect("it fits").id;
     assert_eq!(served.free(), free - 7);
