@@ -172,6 +172,18 @@ impl<D: Ops> Service<D> {
         }
     }
 
+    /// Checks a change at `positions` of a session that is stopped at `at`. Logits have a row for the last one only.
+    fn check_edit_at(&self, at: &Range<u64>, hook: &Hook, positions: &Range<u64>, edit: &Edit) -> Result<()> {
+        self.check_hook(hook)?;
+        let Range { start, end } = *at;
+        let start = if of_logits(self.engine().graph(), hook) { end - 1 } else { start };
+        if positions.is_empty() || positions.start < start || positions.end > end {
+            let detail = format!("the session is stopped at positions {start} to {end}, not {positions:?}");
+            return Err(Error::Intervention { hook: hook.name.clone(), detail });
+        }
+        check_edit(hook, (positions.end - positions.start) as usize, edit)
+    }
+
     /// Checks that a hook belongs to this model.
     fn check_hook(&self, hook: &Hook) -> Result<()> {
         match self.engine().graph().hook(&hook.name) {
@@ -254,16 +266,7 @@ impl<D: Ops> Debugger for Service<D> {
     }
 
     fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()> {
-        let at = self.stopped(id)?.positions.clone();
-        self.check_hook(&hook)?;
-        let last = at.end - 1..at.end;
-        let allowed = if of_logits(self.engine().graph(), &hook) { last } else { at };
-        let fail = |detail: String| Err(Error::Intervention { hook: hook.name.clone(), detail });
-        if positions.is_empty() || positions.start < allowed.start || positions.end > allowed.end {
-            let Range { start, end } = allowed;
-            return fail(format!("the session is stopped at positions {start} to {end}, not {positions:?}"));
-        }
-        check_edit(&hook, (positions.end - positions.start) as usize, &edit)?;
+        self.check_edit_at(&self.stopped(id)?.positions, &hook, &positions, &edit)?;
         self.check_room(id, Demand::of_edit(&hook, &edit))?;
         self.batcher.record_mut(id)?.write(hook, positions, edit);
         self.name_pages_anew(id);
@@ -314,12 +317,7 @@ impl<D: Ops> Debugger for Service<D> {
             look.hooks.iter().try_for_each(|hook| self.check_hook(hook))?;
             look.caches.iter().try_for_each(|range| self.check_cache(range, at.end).map(drop))?;
             for (hook, positions, edit) in &look.edits {
-                self.check_hook(hook)?;
-                if positions.is_empty() || positions.start < at.start || positions.end > at.end {
-                    let detail = format!("the session is stopped at positions {} to {}", at.start, at.end);
-                    return Err(Error::Intervention { hook: hook.name.clone(), detail });
-                }
-                check_edit(hook, (positions.end - positions.start) as usize, edit)?;
+                self.check_edit_at(&at, hook, positions, edit)?;
             }
             self.check_room(id, self.batcher.demand_of_look(&look, at.end - at.start))
         });

@@ -351,6 +351,16 @@ fn refusals_name_what_is_wrong() {
         let error = text(service.edit(stopped, hook.clone(), positions, edit).unwrap_err());
         assert!(error.contains(why), "{error}");
     }
+    // The last token alone has logits.
+    let logits = service.hook("unembed.hook_out").expect("known");
+    let each = Edit::set(vec![0.0; 10 * logits.columns.1 as usize]);
+    let error = text(service.edit(stopped, logits.clone(), 0..10, each.clone()).unwrap_err());
+    assert!(error.contains("positions 9 to 10"), "{error}");
+    let (sender, looked) = mpsc::channel();
+    let seen = Look { edits: vec![(logits, 0..10, each)], logits: true, ..Look::default() };
+    service.look(stopped, seen, Box::new(move |result| sender.send(result).expect("it is awaited")));
+    settle(&mut service);
+    assert_eq!(text(looked.recv().expect("it is answered").unwrap_err()), error);
     assert_eq!(service.applied(stopped).expect("it lives"), []);
     // Memory for hooks is checked before anything is armed.
     let config = SimConfig::default();
