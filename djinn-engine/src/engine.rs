@@ -253,13 +253,16 @@ impl<D: Ops> Engine<D> {
         result
     }
 
+    /// Refuses to go on after a failure.
+    pub(crate) fn check_runs(&self) -> Result<()> {
+        self.stopped.as_ref().map_or(Ok(()), |reason| Err(Error::Stopped(reason.clone())))
+    }
+
     /// The rows of a batch, after its checks.
     pub(crate) fn check_batch(&self, batch: &[BatchEntry<'_>]) -> Result<Rows> {
         self.passes.expect_room(batch);
         assert!(!self.is_away(), "a step of a model that has left the device");
-        if let Some(reason) = &self.stopped {
-            return Err(Error::Stopped(reason.clone()));
-        }
+        self.check_runs()?;
         let Parts { graph, plan, .. } = &self.parts;
         let rows = batch::rows(batch, graph.vocab)?;
         let most = plan.stack.rows;

@@ -104,7 +104,7 @@ impl<D: Ops> Service<D> {
     /// As [`advance`](Self::advance).
     pub fn pump(&mut self) -> Result<Option<Vec<(SessionId, Happening)>>> {
         self.trace_between_steps();
-        self.logits_between_steps();
+        self.logits_between_steps()?;
         // Sessions whose client is gone get no more events.
         let members = self.core.under_way().flat_map(|plan| &plan.batch).map(ScheduledSession::session);
         let gone: BTreeSet<SessionId> = members.filter(|&id| !self.is_open(id)).collect();

@@ -35,9 +35,12 @@ impl<D: Ops> Service<D> {
     }
 
     /// Computes the oldest request for logits if no step is under way. Otherwise no step is enqueued ahead until then.
-    pub(super) fn logits_between_steps(&mut self) {
+    ///
+    /// # Errors
+    /// A failure of the device, which the client is told as well.
+    pub(super) fn logits_between_steps(&mut self) -> Result<()> {
         if self.asked.is_empty() {
-            return;
+            return Ok(());
         }
         let waits = self.batcher.is_stepping();
         self.batcher.hold_back(waits);
@@ -45,5 +48,6 @@ impl<D: Ops> Service<D> {
             let AskedLogits { tokens, answer } = self.asked.remove(0);
             answer(self.logits(&tokens));
         }
+        self.engine().check_runs()
     }
 }

@@ -2,6 +2,7 @@
 
 use super::sharing::{end_all, settle};
 use super::*;
+use djinn_cpu::{SimFault, SimFaults};
 use djinn_engine::{Client, Error, Happening, Listener, Opening, Turn, spawn};
 use djinn_scheduler::{SessionEvent, SessionId, Signal, SignalOutcome};
 
@@ -226,4 +227,22 @@ fn a_service_that_cannot_be_made_says_why() {
     });
     let error = made.map(|_| ()).expect_err("44 rows are no whole pages").to_string();
     assert!(error.contains("page_tokens"), "{error}");
+}
+
+/// No session computes, so nothing else would tell.
+#[test]
+fn a_service_ends_if_the_device_fails_in_a_request_for_logits() {
+    let faults = SimFaults::default();
+    let device = SimDevice::with_faults(SimConfig::default(), faults.clone()).expect("a device");
+    let (client, thread) =
+        spawn(move || Ok(serve(device, "tiny-gqa", &options(24, 0), &settings("lru")))).expect("it serves");
+    let logits = || {
+        let (answer, answered) = std::sync::mpsc::channel();
+        client.begin_logits(prompt(1, 9), move |told| answer.send(told).expect("it is awaited"));
+        answered.recv().expect("it is answered")
+    };
+    assert_eq!(logits().expect("the device is sound").len(), 9 * 256);
+    faults.plant(5, SimFault::Call);
+    assert!(matches!(logits(), Err(Error::Device(_) | Error::Memory(_))));
+    assert!(matches!(thread.join().expect("no panic"), Err(Error::Stopped(_))));
 }
