@@ -67,6 +67,9 @@ pub enum Error {
     /// An imported session that this engine cannot continue.
     #[error("the session cannot be imported: {what}: {detail}")]
     Image { what: &'static str, detail: String },
+    /// The pages of an unfinished import were given up for another model on the device.
+    #[error("the import took long, and another model needed the device; import the session again")]
+    ImportLost { session: u64 },
     /// An intervention that its hook, its entry or the hook memory does not allow.
     #[error("at {hook}: {detail}")]
     Intervention { hook: String, detail: String },

@@ -163,10 +163,8 @@ impl<D: Ops> Service<D> {
     /// device works, `None` if there is nothing to wait for.
     pub fn idle_for(&self) -> Option<Duration> {
         let next = self.core.next_event(&self.batcher).map(|at| at.saturating_sub(self.now()));
-        [next, self.next_end_of_a_stop(), self.transfers.idle_for(), self.asked_in()]
-            .into_iter()
-            .flatten()
-            .min()
+        let imports = [self.transfers.idle_for(), self.transfers.lease_left(self.now())];
+        [next, self.next_end_of_a_stop(), self.asked_in()].into_iter().chain(imports).flatten().min()
     }
 }
 

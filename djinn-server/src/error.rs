@@ -160,9 +160,10 @@ impl ApiError {
                 Self::field(field.rsplit(' ').next().unwrap_or(field), error.to_string())
             }
             EngineError::Option(_) => Self::invalid(error.to_string()),
-            EngineError::Stopped(_) | EngineError::Retired { .. } | EngineError::Device(_) => {
-                Self::unavailable(error.to_string())
-            }
+            EngineError::Stopped(_)
+            | EngineError::Retired { .. }
+            | EngineError::Device(_)
+            | EngineError::ImportLost { .. } => Self::unavailable(error.to_string()),
             _ => Self::failed(error.to_string()),
         }
     }

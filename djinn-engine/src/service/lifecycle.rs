@@ -75,16 +75,18 @@ impl<D: Ops> Service<D> {
     /// Whether work is under way on the device or about to be, so that the model must not leave it.
     pub fn is_busy(&self) -> bool {
         let under_way = self.batcher.is_stepping() || self.batcher.is_copying();
-        self.wants_device() || under_way || self.transfers.holds_pages()
+        let imports = self.transfers.is_busy() || self.transfers.lease_left(self.now()).is_some();
+        self.can_compute() || under_way || imports
     }
 
     /// Whether a session can compute, or a client waits for work on the device.
     pub fn wants_device(&self) -> bool {
+        self.can_compute() || self.transfers.wants_device()
+    }
+
+    fn can_compute(&self) -> bool {
         let due = self.next_end_of_a_stop().is_some_and(|left| left.is_zero());
-        let asked = !self.asked.is_empty();
-        due || asked
-            || self.transfers.wants_device()
-            || self.state().sessions().any(|session| session.is_ready())
+        due || !self.asked.is_empty() || self.state().sessions().any(|session| session.is_ready())
     }
 
     /// Numbers new sessions after those of an earlier service with the same clients.
@@ -98,7 +100,8 @@ impl<D: Ops> Service<D> {
     }
 
     /// Prepares for the model to leave the device. Sessions go to host memory if there is room, and are computed again
-    /// otherwise. They stay open, and clients may open more. Call [`restore`](Self::restore) before any computation.
+    /// otherwise. They stay open, and clients may open more. Unfinished imports are lost. Call [`restore`](Self::restore)
+    /// before any computation.
     ///
     /// # Errors
     /// A failure of the device.
@@ -106,6 +109,7 @@ impl<D: Ops> Service<D> {
     /// # Panics
     /// If a step is under way, or the model is away.
     pub fn evict(&mut self) -> Result<()> {
+        self.drop_imports();
         for gives_up in [false, true] {
             let now = self.now();
             self.core.vacate(&mut self.batcher, gives_up, now);

@@ -87,15 +87,18 @@ impl Command {
     }
 
     /// Whether it uses the device at once.
-    fn takes_device(&self) -> bool {
-        matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Transfer(_) | Command::Logits(_))
+    fn takes_device<D: Ops>(&self, service: &Service<D>) -> bool {
+        match self {
+            Command::Transfer(command) => service.takes_device(command),
+            _ => matches!(self, Command::Debug(_) | Command::Trace(_) | Command::Logits(_)),
+        }
     }
 
     /// Whether it begins a turn, or similar work.
     fn begins_turn(&self) -> bool {
         let is_turn =
             matches!(self, Command::Open(..) | Command::Turn(..) | Command::Prompt(..) | Command::Fork(..));
-        is_turn || matches!(self, Command::Logits(_))
+        is_turn || matches!(self, Command::Logits(_) | Command::Transfer(TransferCommand::Import(..)))
     }
 }
 

@@ -16,6 +16,9 @@ use std::time::Duration;
 /// How often an import looks for free pages.
 const LOOK_FOR_ROOM: Duration = Duration::from_millis(5);
 
+/// How long an import whose pages are being written keeps its model on the device while another model waits.
+const IMPORT_LEASE: Duration = Duration::from_secs(2);
+
 /// The format of an engine's pages. Pages of another format are useless to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
@@ -69,9 +72,10 @@ impl OpenTurn {
                 Some(format!("{generated} generated of {tokens} tokens, {context} of which are computed"))
             }
             // A token is chosen once all before it were computed.
-            () if *generated > 0 && image.computed + 1 < tokens => {
-                Some(format!("{generated} generated of {tokens} tokens, {} of which were computed", image.computed))
-            }
+            () if *generated > 0 && image.computed + 1 < tokens => Some(format!(
+                "{generated} generated of {tokens} tokens, {} of which were computed",
+                image.computed
+            )),
             () if *tokens_left == 0 || generated.checked_add(*tokens_left).is_none() || tokens > most => {
                 Some(format!("{tokens_left} tokens are left, after {tokens} of {most}"))
             }
@@ -181,8 +185,15 @@ pub(super) struct Transfers {
     under_way: Option<Move>,
     /// Imports that wait for pages, each with its time limit.
     waiting: VecDeque<(SessionImage, Duration, Answer<IncomingSession>)>,
-    /// Imports whose pages are being written.
-    incoming: BTreeMap<SessionId, (SessionImage, Vec<u32>)>,
+    /// Imports whose pages are being written. `None`: the model had to leave the device, and gave the pages back.
+    incoming: BTreeMap<SessionId, Option<Incoming>>,
+}
+
+struct Incoming {
+    image: SessionImage,
+    pages: Vec<u32>,
+    /// When its lease ends.
+    until: Duration,
 }
 
 impl std::fmt::Debug for Transfers {
@@ -198,17 +209,27 @@ impl Transfers {
         self.idle_for().is_some()
     }
 
-    /// Whether pages are held for imports.
-    pub(super) fn holds_pages(&self) -> bool {
-        !self.incoming.is_empty()
+    /// Whether the model must stay on the device: for a command or a copy. An import that waits for pages can wait longer.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.queue.is_empty() || self.under_way.is_some()
+    }
+
+    /// The time until the next lease of an import ends.
+    pub(super) fn lease_left(&self, now: Duration) -> Option<Duration> {
+        let ends = self.incoming.values().flatten().map(|incoming| incoming.until);
+        ends.filter(|&until| now < until).min().map(|until| until - now)
     }
 
     /// The time until the next look.
     pub(super) fn idle_for(&self) -> Option<Duration> {
-        match self.queue.is_empty() && self.under_way.is_none() {
-            false => Some(Duration::ZERO),
-            true => (!self.waiting.is_empty()).then_some(LOOK_FOR_ROOM),
+        match self.is_busy() {
+            true => Some(Duration::ZERO),
+            false => (!self.waiting.is_empty()).then_some(LOOK_FOR_ROOM),
         }
+    }
+
+    fn is_lost(&self, id: SessionId) -> bool {
+        self.incoming.get(&id).is_some_and(Option::is_none)
     }
 }
 
@@ -236,9 +257,31 @@ impl<D: Ops> Service<D> {
         }
     }
 
-    /// Queues a command for [`advance_transfers`](Self::advance_transfers).
+    /// Queues a command for [`advance_transfers`](Self::advance_transfers), unless it can be answered at once.
     pub(super) fn transfer(&mut self, command: TransferCommand) {
-        self.transfers.queue.push_back(command);
+        match command {
+            TransferCommand::Write(id, _, _, answer) if self.transfers.is_lost(id) => {
+                answer(Err(Error::ImportLost { session: id.0 }));
+            }
+            TransferCommand::Finish(id, keeps, answer) if self.transfers.is_lost(id) => {
+                answer(self.finish_import(id, keeps));
+            }
+            command => self.transfers.queue.push_back(command),
+        }
+    }
+
+    /// Whether a command uses the device.
+    pub(super) fn takes_device(&self, command: &TransferCommand) -> bool {
+        !matches!(command, TransferCommand::Write(id, ..) | TransferCommand::Finish(id, ..) if self.transfers.is_lost(*id))
+    }
+
+    /// Gives the pages of all imports back, since the model leaves the device.
+    pub(super) fn drop_imports(&mut self) {
+        for (&id, incoming) in &mut self.transfers.incoming {
+            if incoming.take().is_some() {
+                self.core.scheduler_mut().give_back_pages(id);
+            }
+        }
     }
 
     /// Does everything that can be done now.
@@ -372,7 +415,8 @@ impl<D: Ops> Service<D> {
                     self.sessions = id.0;
                     self.batcher.disown(&pages);
                     let most_pages = self.engine().staged_pages();
-                    self.transfers.incoming.insert(id, (image, pages));
+                    let until = now + IMPORT_LEASE;
+                    self.transfers.incoming.insert(id, Some(Incoming { image, pages, until }));
                     answer(Ok(IncomingSession { id, most_pages }));
                 }
                 Ok(None) if now < until => {
@@ -398,7 +442,14 @@ impl<D: Ops> Service<D> {
         let (page_bytes, most) = (self.kv_shape().page_bytes, self.engine().staged_pages() as usize);
         let (first, count) = (first as usize, bytes.len() / page_bytes.max(1) as usize);
         let whole = bytes.len() as u64 == count as u64 * page_bytes && (1..=most).contains(&count);
-        let pages = self.transfers.incoming.get(&id).and_then(|(_, pages)| pages.get(first..)?.get(..count));
+        let incoming = match self.transfers.incoming.get(&id) {
+            Some(None) => {
+                answer(Err(Error::ImportLost { session: id.0 }));
+                return Ok(Done::Now);
+            }
+            incoming => incoming.and_then(Option::as_ref),
+        };
+        let pages = incoming.and_then(|incoming| incoming.pages.get(first..)?.get(..count));
         let Some(pages) = pages.filter(|_| whole).map(<[u32]>::to_vec) else {
             answer(Err(Error::Option("no such pages are to be written, or they are too many at a time")));
             return Ok(Done::Now);
@@ -412,11 +463,12 @@ impl<D: Ops> Service<D> {
 
     /// Ends an import: the session begins, or its pages are freed.
     fn finish_import(&mut self, id: SessionId, keeps: bool) -> Result<()> {
-        let (image, _) = self.transfers.incoming.remove(&id).ok_or(Error::NoSession { session: id.0 })?;
+        let incoming = self.transfers.incoming.remove(&id).ok_or(Error::NoSession { session: id.0 })?;
         if !keeps {
             self.core.scheduler_mut().give_back_pages(id);
             return Ok(());
         }
+        let Incoming { image, .. } = incoming.ok_or(Error::ImportLost { session: id.0 })?;
         let SessionImage { tokens, context, computed, chunks, turn } = image;
         let (limit, count) = (self.engine().context(), tokens.len() as u64);
         // The last token needs no room. A turn that had more room in its former engine ends with the context.

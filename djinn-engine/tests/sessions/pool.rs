@@ -338,6 +338,44 @@ fn a_prompt_that_waits_for_another_model_is_ended() {
     pooled.end().expect("the device is sound");
 }
 
+/// The client of an import may be slow or gone; the pages are given up, and nothing else.
+#[test]
+fn an_import_that_goes_on_for_long_is_given_up_for_another_model() {
+    let known = [Known::new(MODELS[0], 24), Known::new(MODELS[1], 24)];
+    let pooled = Pooled::start(9, &known, known[0].device_bytes(), u64::MAX);
+    let [first, second] = &*pooled.clients else { panic!("two models") };
+    let (id, happenings) = open_on(first, prompt(1, 20), 3);
+    let (id, tokens) = (id.expect("it is admitted"), tokens_of(&happenings));
+    let (answer, answered) = channel();
+    first.begin_export(id, move |session| answer.send(session).expect("awaited"));
+    let session = answered.recv().expect("it is answered").expect("it waits");
+    let import = || {
+        let (answer, answered) = channel();
+        let begun = move |begun| answer.send(begun).expect("awaited");
+        first.begin_import(session.shape, (*session.image).clone(), begun);
+        answered.recv().expect("it is answered").expect("there is room").id
+    };
+    let imports = [import(), import()];
+    let (other, other_happenings) = open_on(second, prompt(5, 10), 3);
+    other.expect("it is admitted");
+    assert_eq!(tokens_of(&other_happenings), alone(MODELS[1], &[(prompt(5, 10), 3)])[0]);
+    // The model is away, and does not come back to say so.
+    let (answer, answered) = channel();
+    let page = vec![0; session.shape.page_bytes as usize];
+    first.begin_write(imports[0], 0, page, move |told| answer.send(told).expect("awaited"));
+    assert!(matches!(answered.recv().expect("it is answered"), Err(Error::ImportLost { .. })));
+    for (import, keeps) in imports.into_iter().zip([true, false]) {
+        let (answer, answered) = channel();
+        first.begin_finish(import, keeps, move |told| answer.send(told).expect("awaited"));
+        assert_eq!(answered.recv().expect("it is answered").is_err(), keeps);
+    }
+    assert_eq!(known[0].told().last(), Some(&Residence::Host));
+    let (_, happenings) = go_on(first, id, [prompt(1, 20), tokens, prompt(99, 3)].concat());
+    let turns = [(prompt(1, 20), 3), (prompt(99, 3), 4)];
+    assert_eq!(tokens_of(&happenings), alone(MODELS[0], &turns)[1]);
+    pooled.end().expect("the device is sound");
+}
+
 /// Nothing else brings the model back.
 #[test]
 fn a_turn_that_is_ended_while_its_model_is_away_is_told() {

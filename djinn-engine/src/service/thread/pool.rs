@@ -175,7 +175,9 @@ impl<D: Ops> Member<D> {
                 Some((why, until)) if Instant::now() < *until => command.fail(why),
                 Some(_) | None => self.waiting.push_back(command),
             },
-            Some(_) if command.takes_device() && !is_on_device => self.waiting.push_back(command),
+            Some(worker) if !is_on_device && command.takes_device(&worker.service) => {
+                self.waiting.push_back(command);
+            }
             Some(_) if command.begins_turn() && self.is_held => self.waiting.push_back(command),
             Some(worker) => worker.obey(command),
         }
