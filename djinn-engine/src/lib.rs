@@ -37,7 +37,7 @@ pub use options::Options;
 pub use pass::batch::{BatchEntry, SHORT_RUN, Wanted};
 pub use runtime::Runtime;
 pub use sampler::{
-    Choice, Constraint, ConstraintError, NoToken, Sampler, Sampling, TokenLogprobs, TokenMask,
+    ChosenToken, Constraint, ConstraintError, NoToken, Sampler, Sampling, TokenLogprobs, TokenMask,
 };
 pub use sequence::{Entry, Sequence};
 pub use service::{

@@ -13,14 +13,14 @@ use crate::parts::{Exchange, Parts};
 use crate::trace::{HostSpan, Recorder, lap};
 use crate::{BatchEntry, Engine, Error, Result, Runtime};
 use batch::{Layout, RowRuns};
-use choices::{Choices, Chooses};
+use choices::{Chooses, SamplingRows};
 use djinn_device::args::SelectRows;
 use djinn_device::{Drawn, Ops};
 use djinn_srg::Rows;
 use djinn_vmu::PassStats;
 use executor::Executor;
 use passes::{Passes, UnderWay};
-use replay::{Choice, Key};
+use replay::{HowToRun, Key};
 use std::time::Instant;
 
 impl Passes {
@@ -52,20 +52,20 @@ impl Passes {
         &self,
         runtime: &Runtime<D>,
         parts: &Parts,
-        place: usize,
+        exchange: usize,
         layout: &Layout,
         entries: usize,
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         let Parts { graph, plan, stack, data, exchanges, .. } = parts;
-        let Exchange { inputs, table, sources, .. } = exchanges[place];
-        device.record(*compute, self.ends[place].begin)?;
+        let Exchange { inputs, table, sources, .. } = exchanges[exchange];
+        device.record(*compute, self.ends[exchange].begin)?;
         device.copy_promptly(*compute, inputs.span(), stack.inputs())?;
         let used = entries as u64 * u64::from(plan.kv.table_width) * 4;
         device.copy_promptly(*compute, table.slice(0, used), data.table().slice(0, used))?;
         if !layout.sources.is_empty() {
             let rows = layout.sources.len() as u32;
-            let (x, indices) = (exchanges[1 - place].drawn.span(), sources.slice(0, u64::from(rows) * 4));
+            let (x, indices) = (exchanges[1 - exchange].drawn.span(), sources.slice(0, u64::from(rows) * 4));
             let out = stack.span(graph, graph.tokens, layout.rows());
             let select = SelectRows { x, indices, out, width: 1, rows };
             select.check();
@@ -79,17 +79,17 @@ impl Passes {
         &self,
         runtime: &Runtime<D>,
         parts: &Parts,
-        place: usize,
+        exchange: usize,
         rows: Rows,
-        choices: Option<&Choices>,
+        choices: Option<&SamplingRows>,
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         if let Some(choices) = choices {
-            let choose = choices.write(device, parts, place, rows);
+            let choose = choices.write(device, parts, exchange, rows);
             choose.check();
             device.choose(*compute, &choose)?;
         }
-        Ok(device.record(*compute, self.ends[place].done)?)
+        Ok(device.record(*compute, self.ends[exchange].done)?)
     }
 }
 
@@ -135,25 +135,25 @@ impl<D: Ops> Engine<D> {
         let Engine { runtime, parts, passes, trace, .. } = self;
         let (device, rows) = (&runtime.device, layout.rows());
         parts.share_link(device, rows)?;
-        let place = passes.free_place();
-        layout.write(device, parts, &parts.exchanges[place], batch);
+        let exchange = passes.free_exchange();
+        layout.write(device, parts, &parts.exchanges[exchange], batch);
         let began = lap(trace, HostSpan::Upload, began);
-        passes.enqueue_inputs(runtime, parts, place, layout, batch.len())?;
+        passes.enqueue_inputs(runtime, parts, exchange, layout, batch.len())?;
         let outputs = layout.runs.outputs.clone();
         let position = parts.text.streamer.position();
         let key = Key { rows, position, hooks: hooks.work().to_vec(), outputs: outputs.clone() };
         let one_token_each = batch.len() as u64 == rows.rows;
-        let choice = match &mut passes.replays {
+        let how = match &mut passes.replays {
             Some(replays) if one_token_each && trace.is_none() => replays.choose(&key),
-            _ => Choice::Enqueue,
+            _ => HowToRun::Enqueue,
         };
-        match choice {
-            Choice::Enqueue => {
+        match how {
+            HowToRun::Enqueue => {
                 let hooks = Pending(&key.hooks);
                 passes.enqueue(runtime, parts, trace.as_mut(), rows, &layout.runs, hooks)?
             }
-            Choice::Capture => passes.capture(runtime, parts, key, &layout.runs)?,
-            Choice::Replay(capture, end) => {
+            HowToRun::Capture => passes.capture(runtime, parts, key, &layout.runs)?,
+            HowToRun::Replay(capture, end) => {
                 device.replay(capture)?;
                 parts.text.streamer.replayed(end);
                 passes.replayed += 1;
@@ -161,11 +161,11 @@ impl<D: Ops> Engine<D> {
         }
         let waits = chooses == Chooses::Later;
         if !waits {
-            passes.enqueue_choice(runtime, parts, place, rows, layout.choices.as_ref())?;
+            passes.enqueue_choice(runtime, parts, exchange, rows, layout.choices.as_ref())?;
         }
         let enqueued = lap(trace, HostSpan::Enqueue, began);
         let (chooses, chosen) = (layout.choices.is_some(), layout.chosen.clone());
-        let pass = UnderWay { place, rows, chooses, waits, chosen, outputs, enqueued, hooks };
+        let pass = UnderWay { exchange, rows, chooses, waits, chosen, outputs, enqueued, hooks };
         passes.under_way.push_back(pass);
         Ok(())
     }
@@ -177,9 +177,10 @@ impl<D: Ops> Engine<D> {
     ) -> Result<(T, PassStats)> {
         let waited = self.wait();
         let pass = self.passes.under_way.pop_front();
-        let UnderWay { place, rows, chooses, outputs, enqueued, hooks, .. } = pass.expect("a pass was begun");
+        let UnderWay { exchange, rows, chooses, outputs, enqueued, hooks, .. } =
+            pass.expect("a pass was begun");
         waited?;
-        let ends = self.passes.ends[place];
+        let ends = self.passes.ends[exchange];
         let [begin, end] = [ends.begin, ends.done].map(|event| self.runtime.device.timestamp(event));
         self.passes.latest = begin.zip(end).map(|(begin, end)| begin..end);
         lap(&mut self.trace, HostSpan::Wait, enqueued);
@@ -193,7 +194,7 @@ impl<D: Ops> Engine<D> {
         let captured = hooks.read(&self.runtime.device);
         let Engine { runtime, parts, .. } = self;
         let chosen = if chooses { rows.logit_rows } else { 0 };
-        let drawn = choices::read(&runtime.device, parts.exchanges[place].drawn.span(), chosen);
+        let drawn = choices::read(&runtime.device, parts.exchanges[exchange].drawn.span(), chosen);
         let logits = parts.logits.slice(0, outputs.copied_rows() * parts.graph.vocab * 4);
         let read = |bytes: &[u8]| read(bytemuck::cast_slice(bytes), drawn, captured);
         Ok((runtime.device.read_host(logits, read), stats))

@@ -17,7 +17,7 @@ use penalty::Penalised;
 
 /// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct ChosenToken {
     /// The token.
     pub token: u32,
     /// Log-probabilities of this token and of others, if requested.
@@ -75,7 +75,7 @@ impl Sampler {
     ///
     /// # Errors
     /// As [`greedy`](crate::greedy), or a failure of the constraint.
-    pub(crate) fn take(&mut self, drawn: Option<Drawn>, tokens: u64) -> Result<Choice, NoToken> {
+    pub(crate) fn take(&mut self, drawn: Option<Drawn>, tokens: u64) -> Result<ChosenToken, NoToken> {
         log::trace!(target: "djinn::sampler", "after {tokens} tokens");
         let asked = self.asked.take().unwrap_or(Ok(()));
         let drawn =
@@ -86,7 +86,7 @@ impl Sampler {
             constraint.accept(token)?;
         }
         let logprobs = self.logprobs.map(|_| TokenLogprobs { chosen: drawn.logprob, top: drawn.best });
-        Ok(Choice { token, logprobs: logprobs.map(Box::new) })
+        Ok(ChosenToken { token, logprobs: logprobs.map(Box::new) })
     }
 
     /// Whether the constraint allows no further token.
@@ -102,7 +102,7 @@ impl Sampler {
     ///
     /// # Panics
     /// If there are no logits.
-    pub fn choose(&mut self, logits: &[f32], context: &[u32]) -> Result<Choice, NoToken> {
+    pub fn choose(&mut self, logits: &[f32], context: &[u32]) -> Result<ChosenToken, NoToken> {
         let (tokens, draws) = (context.len() as u64, self.prepare(context, logits.len()));
         let choose = || choice::choose_changed(logits, &self.draw(tokens), &self.changes());
         self.take(draws.then(choose), tokens)

@@ -6,7 +6,7 @@ use super::{Batcher, NewToken};
 use crate::debug::Judged;
 use crate::hooks::{KvAccess, ReadBack};
 use crate::pass::choices::Chooses;
-use crate::{BatchEntry, Choice, Error, NoToken, Result, Wanted};
+use crate::{BatchEntry, ChosenToken, Error, NoToken, Result, Wanted};
 use djinn_device::Ops;
 use djinn_scheduler::{Backend, Completion, Plan, State, TurnEnd};
 use djinn_vmu::Direction;
@@ -174,7 +174,7 @@ impl<D: Ops> Batcher<D> {
                 }
                 let Conversation { sampler, tokens, .. } = &mut *conversation;
                 match sampler.take(drawn, tokens.len() as u64) {
-                    Ok(Choice { token, logprobs }) => {
+                    Ok(ChosenToken { token, logprobs }) => {
                         let finish = conversation.push(token, most);
                         generated.push(NewToken { session, token, finish, logprobs });
                         ended.extend(finish.map(|_| (session, TurnEnd::Finish)));

@@ -7,7 +7,7 @@
 //! own length only. Products that are batch-invariant for any number of rows take all rows at once
 //! ([`DeviceInfo::wide_products`]).
 
-use super::choices::{Choices, put};
+use super::choices::{SamplingRows, put};
 use crate::parts::{Exchange, Parts};
 use crate::{Error, Intervention, Result};
 use djinn_device::{Changes, DeviceInfo, Draw, Drawn, Ops, Span};
@@ -156,7 +156,7 @@ pub(crate) struct Layout {
     /// Rows with logits, in the order of the entries.
     pub(crate) wanted: Vec<u32>,
     /// How tokens are chosen from these rows; `None` where none is.
-    pub(crate) choices: Option<Choices>,
+    pub(crate) choices: Option<SamplingRows>,
     /// By entry: the row of logits from which its token is chosen, if any.
     pub(crate) chosen: Vec<Option<u32>>,
     /// By row: the index of its token in the results of the previous step. Empty if the host knows the tokens.

@@ -16,12 +16,12 @@ pub(crate) enum Chooses {
 
 /// By row of logits: how a token is chosen from it, if any.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Choices {
+pub(crate) struct SamplingRows {
     draws: Vec<[u32; Draw::WORDS]>,
     changes: Vec<u32>,
 }
 
-impl Choices {
+impl SamplingRows {
     pub(super) fn set(&mut self, row: usize, draw: &Draw, changes: &Changes<'_>) {
         assert_eq!(changes.latest, None, "the latest token comes from the step before");
         self.draws.resize(self.draws.len().max(row + 1), [0; Draw::WORDS]);
@@ -37,9 +37,9 @@ impl Choices {
     }
 
     /// Writes the settings to host memory. Returns the operation over the rows of a pass.
-    pub(super) fn write<D: Ops>(&self, device: &D, parts: &Parts, place: usize, rows: Rows) -> Choose {
+    pub(super) fn write<D: Ops>(&self, device: &D, parts: &Parts, exchange: usize, rows: Rows) -> Choose {
         let Parts { graph, stack, exchanges, .. } = parts;
-        let Exchange { draws, changes, drawn, .. } = exchanges[place];
+        let Exchange { draws, changes, drawn, .. } = exchanges[exchange];
         let count = rows.logit_rows;
         let draws = draws.slice(0, count * Draw::WORDS as u64 * 4);
         let changes = changes.slice(0, (self.changes.len().max(Change::WORDS) * 4) as u64);
@@ -52,7 +52,7 @@ impl Choices {
             logits: stack.span(graph, graph.logits, rows),
             draws,
             changes,
-            earlier: exchanges[1 - place].drawn.span(),
+            earlier: exchanges[1 - exchange].drawn.span(),
             drawn: drawn_rows(drawn.span(), count),
             vocab: graph.vocab as u32,
             rows: count as u32,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct UnderWay {
     /// Which of the two exchanges it uses.
-    pub(super) place: usize,
+    pub(super) exchange: usize,
     pub(super) rows: Rows,
     /// If it chooses tokens: by entry, the row of logits.
     pub(super) chooses: bool,
@@ -86,8 +86,8 @@ impl Passes {
     }
 
     /// The exchange of the next pass.
-    pub(super) fn free_place(&self) -> usize {
-        self.under_way.front().map_or(0, |pass| 1 - pass.place)
+    pub(super) fn free_exchange(&self) -> usize {
+        self.under_way.front().map_or(0, |pass| 1 - pass.exchange)
     }
 
     /// Frees all captures. Their replays are done.

@@ -1,6 +1,6 @@
 //! Progress of steps that were begun: query, wait, finish.
 
-use super::choices::Choices;
+use super::choices::SamplingRows;
 use crate::{Captured, Engine, Error, Result};
 use djinn_device::{Changes, Draw, Drawn, Ops};
 use djinn_vmu::PassStats;
@@ -20,7 +20,7 @@ impl<D: Ops> Engine<D> {
     /// A failure of the device.
     pub fn is_done(&mut self) -> Result<bool> {
         let Some(pass) = self.passes.under_way.front() else { return Ok(true) };
-        let done = self.runtime.device.is_done(self.passes.ends[pass.place].done);
+        let done = self.runtime.device.is_done(self.passes.ends[pass.exchange].done);
         self.stop_on(done.map_err(Error::from))
     }
 
@@ -30,7 +30,7 @@ impl<D: Ops> Engine<D> {
     /// A failure of the device.
     pub fn wait(&mut self) -> Result<()> {
         let Some(pass) = self.passes.under_way.front() else { return Ok(()) };
-        let done = self.runtime.device.sync_event(self.passes.ends[pass.place].done);
+        let done = self.runtime.device.sync_event(self.passes.ends[pass.exchange].done);
         self.stop_on(done.map_err(Error::from))
     }
 
@@ -68,14 +68,14 @@ impl<D: Ops> Engine<D> {
         let pass = passes.under_way.front_mut().filter(|pass| pass.waits);
         let pass = pass.expect("the step waits to be told how it chooses");
         pass.waits = false;
-        let mut choices = Choices::default();
+        let mut choices = SamplingRows::default();
         for (entry, row) in entries.iter().zip(&pass.chosen) {
             if let Some((draw, changes)) = entry {
                 choices.set(row.expect("it chooses") as usize, draw, changes);
             }
         }
-        let (place, rows) = (pass.place, pass.rows);
-        let chosen = passes.enqueue_choice(runtime, parts, place, rows, Some(&choices));
+        let (exchange, rows) = (pass.exchange, pass.rows);
+        let chosen = passes.enqueue_choice(runtime, parts, exchange, rows, Some(&choices));
         self.stop_on(chosen)
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Key {
 
 /// What to do with a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum HowToRun {
     /// Enqueue it: its shape is new, and its kernels may not be loaded yet.
     Enqueue,
     /// Capture it, then replay it.
@@ -59,27 +59,27 @@ struct Kept {
 }
 
 impl Replays {
-    pub(crate) fn choose(&mut self, key: &Key) -> Choice {
+    pub(crate) fn choose(&mut self, key: &Key) -> HowToRun {
         self.passes += 1;
         if let Some(at) = self.kept.iter().position(|kept| kept.key == *key) {
             let found = Kept { used: self.passes, ..self.kept.remove(at) };
-            let choice = Choice::Replay(found.capture, found.end);
+            let how = HowToRun::Replay(found.capture, found.end);
             self.kept.push(found);
-            return choice;
+            return how;
         }
         if let Some(at) = self.seen.iter().position(|seen| seen == key) {
             let oldest = self.kept.first().filter(|_| self.kept.len() == MOST);
             if oldest.is_some_and(|kept| self.passes - kept.used <= IDLE_PASSES) {
-                return Choice::Enqueue;
+                return HowToRun::Enqueue;
             }
             self.seen.remove(at);
-            return Choice::Capture;
+            return HowToRun::Capture;
         }
         if self.seen.len() == MOST {
             self.seen.remove(0);
         }
         self.seen.push(key.clone());
-        Choice::Enqueue
+        HowToRun::Enqueue
     }
 
     /// Keeps a capture after which the weight stream is at `end`. Returns the capture that it replaces, to be freed

@@ -223,7 +223,7 @@ fn logprobs_are_those_of_the_model() {
     let sampling = Sampling { logit_bias: [(4, 50.0)].into(), temperature: 0.3, ..WARM };
     for top in [0, 1, 3, 20] {
         let mut sampler = Sampler::new(sampling.clone()).unwrap().with_logprobs(Some(top)).unwrap();
-        let Choice { token, logprobs } = sampler.choose(&logits, &[1]).unwrap();
+        let ChosenToken { token, logprobs } = sampler.choose(&logits, &[1]).unwrap();
         let found = logprobs.expect("asked for");
         assert_eq!(token, 4);
         assert!((found.chosen - expected(4)).abs() < 1e-5, "{found:?}");
