@@ -290,15 +290,30 @@ impl Pending<'_> {
         self.0.first().is_some_and(|work| work.at.0 == launch)
     }
 
-    /// Enqueues the work up to a launch's node.
-    pub(crate) fn enqueue<D: Ops>(
+    /// Enqueues the work up to a launch's first node, which another one is fused with.
+    pub(crate) fn enqueue_within<D: Ops>(
         &mut self,
         device: &D,
         compute: Stream,
-        end: (usize, NodeId),
+        launch: usize,
+        node: NodeId,
+    ) -> Result<()> {
+        self.enqueue_while(device, compute, |at| at <= (launch, node))
+    }
+
+    /// Enqueues the work up to the end of a launch.
+    pub(crate) fn enqueue_after<D: Ops>(&mut self, device: &D, compute: Stream, launch: usize) -> Result<()> {
+        self.enqueue_while(device, compute, |at| at.0 <= launch)
+    }
+
+    fn enqueue_while<D: Ops>(
+        &mut self,
+        device: &D,
+        compute: Stream,
+        is_due: impl Fn((usize, NodeId)) -> bool,
     ) -> Result<()> {
         while let Some((AtLaunch { at, work }, later)) = self.0.split_first()
-            && *at <= end
+            && is_due(*at)
         {
             match work {
                 &Work::Copy(from, to) => device.copy_promptly(compute, from, to)?,

@@ -85,12 +85,12 @@ impl<'a, D: Ops> Executor<'a, D> {
                     }
                     Some((next, _)) => {
                         self.launch(node, launch, rows)?;
-                        hooks.enqueue(device, compute, (index, launch.node))?;
+                        hooks.enqueue_within(device, compute, index, launch.node)?;
                         self.launch(next, launch, rows)?;
                     }
                     None => self.launch(node, launch, rows)?,
                 }
-                hooks.enqueue(device, compute, (index, NodeId(u32::MAX)))?;
+                hooks.enqueue_after(device, compute, index)?;
                 self.mark(Mark::Launch { index, rows })?;
             }
             if let Some(chunk) = launch.release {
