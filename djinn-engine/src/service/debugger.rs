@@ -37,7 +37,7 @@ impl<D: Ops> Service<D> {
             let Ok(record) = self.batcher.record_mut(id) else { continue };
             // There is another look to do, or the session went on during a look.
             if record.is_looking() || record.paused_at().is_none() {
-                self.let_go(id);
+                self.resume_in_scheduler(id);
                 continue;
             }
             if let Some(until) = record.take_then() {
@@ -101,7 +101,7 @@ impl<D: Ops> Service<D> {
     }
 
     /// Resumes a stopped session, to where its record says.
-    pub(super) fn let_go(&mut self, id: SessionId) {
+    pub(super) fn resume_in_scheduler(&mut self, id: SessionId) {
         let now = self.now();
         // If its client holds it as well, it goes on when that ends, too.
         let _ = self.core.scheduler_mut().event(id, SessionEvent::Resume, now);
@@ -308,7 +308,7 @@ impl<D: Ops> Debugger for Service<D> {
         record.edit_cache(edit, dtype, answer);
         self.name_pages_anew(id);
         if !was_looking {
-            self.let_go(id);
+            self.resume_in_scheduler(id);
         }
     }
 
@@ -328,7 +328,7 @@ impl<D: Ops> Debugger for Service<D> {
         let was_looking = record.is_looking();
         record.look(look, answer);
         if !was_looking && record.is_looking() {
-            self.let_go(id);
+            self.resume_in_scheduler(id);
         }
     }
 

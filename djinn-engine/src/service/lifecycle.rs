@@ -89,13 +89,13 @@ impl<D: Ops> Service<D> {
         due || !self.asked.is_empty() || self.state().sessions().any(|session| session.is_ready())
     }
 
-    /// Numbers new sessions after those of an earlier service with the same clients.
-    pub(super) fn number_after(&mut self, before: u64) {
-        self.sessions = self.sessions.max(before);
+    /// Gives new sessions ids after that of the latest session of an earlier service with the same clients.
+    pub(super) fn continue_ids_after(&mut self, last_session: u64) {
+        self.sessions = self.sessions.max(last_session);
     }
 
-    /// The number of the latest session.
-    pub(super) fn last_number(&self) -> u64 {
+    /// The id of the latest session.
+    pub(super) fn last_session(&self) -> u64 {
         self.sessions
     }
 

@@ -151,7 +151,7 @@ impl<D: Ops> Service<D> {
         }
         let is_over = matches!(event, SessionEvent::EndTurn | SessionEvent::Resume);
         if is_over && self.leave_stop(id) && event == SessionEvent::EndTurn {
-            self.let_go(id);
+            self.resume_in_scheduler(id);
         }
         Ok(())
     }

@@ -85,12 +85,12 @@ impl<'a> Draft<'a> {
             plan: Plan { id: state.plans + 1, ..Plan::default() },
         };
         let leaving = state.sessions().filter(|s| s.residency() == Residency::Leaving);
-        leaving.for_each(|session| draft.let_go(session));
+        leaving.for_each(|session| draft.count_as_freed(session));
         draft
     }
 
-    /// Frees a session's pages, but for those that others hold.
-    fn let_go(&mut self, session: &Session) {
+    /// Counts a session's pages as free, but for those that others hold.
+    fn count_as_freed(&mut self, session: &Session) {
         for &page in session.table().device() {
             let released = self.released.entry(page).or_default();
             *released += 1;
@@ -310,7 +310,7 @@ impl<'a> Draft<'a> {
             Decision::Discard => self.plan.discard.push(session.id),
             Decision::Keep | Decision::Swap => return,
         }
-        self.let_go(session);
+        self.count_as_freed(session);
         self.moved.insert(session.id);
     }
 

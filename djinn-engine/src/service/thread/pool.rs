@@ -115,8 +115,8 @@ struct Member<D: Ops> {
     /// It has no client any more.
     is_closed: bool,
     used: Instant,
-    /// The number of its latest session before it was loaded.
-    numbered: u64,
+    /// The id of the latest session before it was loaded.
+    last_session: u64,
     failures: usize,
     /// Why it is not loaded, and until when.
     refused: Option<(String, Instant)>,
@@ -217,7 +217,7 @@ impl<D: Ops> Member<D> {
     /// Frees the model. Returns why it was told to end, if it was.
     fn unload(&mut self) -> Result<String> {
         let Some(worker) = self.worker.take() else { return Ok(String::new()) };
-        self.numbered = worker.service.last_number();
+        self.last_session = worker.service.last_session();
         worker.end()
     }
 }
@@ -243,7 +243,7 @@ impl<D: Ops> Pool<D> {
             is_held: false,
             is_closed: false,
             used: Instant::now(),
-            numbered: 0,
+            last_session: 0,
             failures: 0,
             refused: None,
         });
@@ -374,7 +374,7 @@ impl<D: Ops> Pool<D> {
         let brought = match &mut member.worker {
             Some(worker) => worker.service.restore(model.source(), &mut progress).map_err(LoadError::from),
             None => model.load(&self.runtime, &mut progress).map(|mut service| {
-                service.number_after(member.numbered);
+                service.continue_ids_after(member.last_session);
                 member.worker = Some(Worker::new(service));
             }),
         };
