@@ -146,8 +146,8 @@ impl<D: Ops> Engine<D> {
         self.stop_on(outcome)
     }
 
-    /// A sequence's keys and values, page by page `[value][k|v][kv head][token][head dim]`
-    /// in the cache's element type, followed by the scales of a head's tokens if the type has scales. Positions beyond its tokens are left out.
+    /// A sequence's keys and values, page by page `[value][k|v][kv head][token][head dim]` in the cache's element type. If
+    /// the type has scales, those of a head's tokens follow them. Positions beyond the sequence's tokens are left out.
     ///
     /// # Errors
     /// A device that is out of memory or has failed.

@@ -1,4 +1,5 @@
-//! The most hook memory that a step may need. It is checked before anything is armed, so no step fails for it.
+//! The most hook memory that a step may need. It is checked before anything is armed, so that no session fails in a step for
+//! want of it.
 
 use super::{KvRange, Look};
 use crate::Edit;
