@@ -6,9 +6,10 @@ use crate::kernels::{self, Kernels};
 use crate::memory::{self, Memory};
 use crate::stream::{Command, Core, Worker};
 use djinn_device::{
-    Buffer, Device, DeviceInfo, Encoding, Event, Operation, Result, Space, Span, Stream, Usage,
+    Buffer, Device, DeviceInfo, Encoding, Event, Handles, Operation, Result, Space, Span, Stream, Usage,
 };
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What CPU devices and the simulator compute from, besides plain elements.
@@ -21,7 +22,7 @@ pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
 /// every later call that can fail says so.
 pub struct CpuDevice {
     core: Arc<Core>,
-    streams: RwLock<Vec<Worker>>,
+    streams: RwLock<Handles<Worker>>,
     events: Events,
 }
 
@@ -50,10 +51,7 @@ impl CpuDevice {
 
     fn enqueue(&self, stream: Stream, command: Command) -> Result<()> {
         let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        match streams.get(stream.id() as usize) {
-            Some(worker) => worker.send(command),
-            None => panic!("{stream:?} is not a stream of this device, which has {}", streams.len()),
-        }
+        streams.get(stream.id()).unwrap_or_else(|| foreign(stream)).send(command);
         self.core.check()
     }
 
@@ -117,13 +115,22 @@ impl Device for CpuDevice {
 
     fn stream(&self) -> Result<Stream> {
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        let stream = Stream::from_raw(streams.len() as u32);
-        streams.push(Worker::spawn(stream, Arc::clone(&self.core))?);
+        let stream = Stream::from_raw(streams.next());
+        streams.insert(Worker::spawn(stream, Arc::clone(&self.core))?);
         Ok(stream)
+    }
+
+    fn free_stream(&self, stream: Stream) {
+        let worker = self.streams.write().unwrap_or_else(PoisonError::into_inner).remove(stream.id());
+        join(worker.unwrap_or_else(|| foreign(stream)).close());
     }
 
     fn event(&self) -> Result<Event> {
         Ok(self.events.create())
+    }
+
+    fn free_event(&self, event: Event) {
+        self.events.free(event);
     }
 
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
@@ -189,11 +196,17 @@ impl Drop for CpuDevice {
         let workers = std::mem::take(&mut *self.streams.write().unwrap_or_else(PoisonError::into_inner));
         // Every stream is closed before any is joined; the order does not matter, since a wait only refers
         // to work enqueued before it.
-        let threads: Vec<_> = workers.into_iter().map(Worker::close).collect();
-        for thread in threads {
-            thread.join().expect("a stream's thread catches panics of its work");
-        }
+        let threads: Vec<_> = workers.into_values().map(Worker::close).collect();
+        threads.into_iter().for_each(join);
     }
+}
+
+fn join(thread: JoinHandle<()>) {
+    thread.join().expect("a stream's thread catches panics of its work");
+}
+
+fn foreign(stream: Stream) -> ! {
+    panic!("{stream:?} is not a stream of this device, or was freed")
 }
 
 #[cfg(test)]

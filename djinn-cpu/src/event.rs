@@ -1,6 +1,6 @@
 //! Events: each recording is a completion of its own, so that a wait refers to the recording of its time.
 
-use djinn_device::Event;
+use djinn_device::{Event, Handles};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -42,38 +42,47 @@ impl Completion {
 
 /// The events of one device.
 #[derive(Default)]
-pub(crate) struct Events(RwLock<Vec<Option<Arc<Completion>>>>);
+pub(crate) struct Events(RwLock<Handles<Option<Arc<Completion>>>>);
 
 impl Events {
     /// A new event, never recorded.
     pub(crate) fn create(&self) -> Event {
-        let mut events = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        events.push(None);
-        Event::from_raw(events.len() as u32 - 1)
+        Event::from_raw(self.0.write().unwrap_or_else(PoisonError::into_inner).insert(None))
+    }
+
+    /// Events that are not freed.
+    pub(crate) fn live(&self) -> usize {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).iter().count()
+    }
+
+    /// Forgets an event.
+    ///
+    /// # Panics
+    /// If it is foreign or was freed.
+    pub(crate) fn free(&self, event: Event) {
+        let freed = self.0.write().unwrap_or_else(PoisonError::into_inner).remove(event.id());
+        freed.unwrap_or_else(|| foreign(event));
     }
 
     /// Makes `event` stand for `completion`.
     ///
     /// # Panics
-    /// If the event is foreign.
+    /// If the event is foreign or was freed.
     pub(crate) fn record(&self, event: Event, completion: Arc<Completion>) {
         let mut events = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let count = events.len();
-        match events.get_mut(event.id() as usize) {
-            Some(latest) => *latest = Some(completion),
-            None => panic!("{event:?} is not an event of this device, which has {count}"),
-        }
+        *events.get_mut(event.id()).unwrap_or_else(|| foreign(event)) = Some(completion);
     }
 
     /// The latest recording; `None` before the first.
     ///
     /// # Panics
-    /// If the event is foreign.
+    /// If the event is foreign or was freed.
     pub(crate) fn latest(&self, event: Event) -> Option<Arc<Completion>> {
         let events = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        match events.get(event.id() as usize) {
-            Some(latest) => latest.clone(),
-            None => panic!("{event:?} is not an event of this device, which has {}", events.len()),
-        }
+        events.get(event.id()).unwrap_or_else(|| foreign(event)).clone()
     }
+}
+
+fn foreign(event: Event) -> ! {
+    panic!("{event:?} is not an event of this device, or was freed")
 }

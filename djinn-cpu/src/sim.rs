@@ -21,7 +21,7 @@ use crate::event::{Completion, Events};
 use crate::kernels::{self, Kernels, Math};
 use crate::memory::{self, Memory};
 use clock::Clock;
-use djinn_device::args::{Add, Linear};
+use djinn_device::args::{Add, Linear, RmsNorm, SiluMul};
 use djinn_device::{
     Access, Buffer, Capture, Device, DeviceInfo, Encoding, Error, Event, Operation, Result, Space, Span,
     Stream, Usage,
@@ -188,6 +188,11 @@ impl SimDevice {
         self.calls.get()
     }
 
+    /// Streams and events that are not freed.
+    pub fn handles(&self) -> [usize; 2] {
+        [self.streams.borrow().live(), self.events.live()]
+    }
+
     /// The plain copies carried out so far, in the order in which they ended.
     pub fn copies(&self) -> Vec<SimCopy> {
         self.streams.borrow().copies.clone()
@@ -251,6 +256,31 @@ impl SimDevice {
         if self.is_spoilt()? { Err(self.streams.borrow_mut().lose()) } else { Ok(()) }
     }
 
+    /// Poisons the bytes of `lost` that are not in `kept`.
+    fn poison_beside(&self, stream: Stream, lost: Span, kept: Span) -> Result<()> {
+        if !self.config.poison {
+            return Ok(());
+        }
+        let (begin, end) = (lost.offset(), lost.offset() + lost.len());
+        let (from, to) = match lost.overlaps(kept) {
+            true => (kept.offset().max(begin), (kept.offset() + kept.len()).min(end)),
+            false => (end, end),
+        };
+        for (first, last) in [(begin, from), (to, end)] {
+            if first < last {
+                self.poison(stream, lost.buffer().slice(first, last - first))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn poison(&self, stream: Stream, dst: Span) -> Result<()> {
+        if self.captured(stream, Call::Poison(dst)) {
+            return self.may_fail();
+        }
+        self.enqueue(stream, Command::Poison(dst))
+    }
+
     fn machine(&self) -> Machine<'_> {
         Machine { memory: &self.memory, kernels: &*self.kernels, config: &self.config }
     }
@@ -289,14 +319,31 @@ djinn_device::for_each_op!(queue_operations SimDevice {
         tiles.iter().try_for_each(|tile| self.linear(stream, tile))
     }
 
-    /// The products' output is gone then.
+    fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {
+        assert_eq!(norm.x, add.out, "the norm reads the sum");
+        for out in [add.out, norm.out] {
+            let apart = |term: Span| term == out || !term.overlaps(out);
+            assert!(apart(add.a) && apart(add.b), "{out:?} is written while a part of it is read");
+        }
+        self.add(stream, add)?;
+        self.rms_norm(stream, norm)
+    }
+
+    /// On a GPU the products' output may stay unwritten, so what the addition leaves of it is poisoned here.
     fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &Add) -> Result<bool> {
+        let x = tiles[0].x;
+        assert!(!add.a.overlaps(x) && !add.b.overlaps(x), "{x:?} is read while a term of {add:?} is written");
         self.linear_tiles(stream, tiles)?;
         self.add(stream, add)?;
-        if self.config.poison && tiles[0].out != add.out {
-            self.fill(stream, tiles[0].out, POISON)?;
-        }
+        self.poison_beside(stream, tiles[0].out, add.out)?;
         Ok(true)
+    }
+
+    /// As in `linear_add`.
+    fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
+        self.linear_tiles(stream, tiles)?;
+        self.silu_mul(stream, act)?;
+        self.poison_beside(stream, act.x, act.out)
     }
 }:);
 
@@ -317,6 +364,7 @@ impl Device for SimDevice {
     }
 
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer> {
+        self.tapes.borrow().refuse("allocates");
         self.may_fail()?;
         if self.count(|calls| &mut calls.allocs, self.config.fail_alloc_at) {
             return Err(memory::out_of_memory(space, len, self.memory.usage(space)));
@@ -329,6 +377,7 @@ impl Device for SimDevice {
     }
 
     fn restore(&self, buffer: Buffer) -> Result<()> {
+        self.tapes.borrow().refuse("allocates");
         self.may_fail()?;
         if self.count(|calls| &mut calls.allocs, self.config.fail_alloc_at) {
             return Err(memory::out_of_memory(
@@ -345,6 +394,7 @@ impl Device for SimDevice {
     }
 
     fn free(&self, buffer: Buffer) {
+        self.tapes.borrow().refuse("frees memory");
         self.host_uses("frees", Access::Write(buffer.span()));
         self.memory.free(buffer);
     }
@@ -354,13 +404,24 @@ impl Device for SimDevice {
     }
 
     fn stream(&self) -> Result<Stream> {
+        self.tapes.borrow().refuse("makes a stream");
         self.may_fail()?;
         Ok(self.streams.borrow_mut().create())
+    }
+
+    fn free_stream(&self, stream: Stream) {
+        self.tapes.borrow().refuse_stream(stream);
+        self.streams.borrow_mut().free(stream);
     }
 
     fn event(&self) -> Result<Event> {
         self.may_fail()?;
         Ok(self.events.create())
+    }
+
+    fn free_event(&self, event: Event) {
+        self.tapes.borrow().refuse_event(event);
+        self.events.free(event);
     }
 
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
@@ -408,6 +469,7 @@ impl Device for SimDevice {
     }
 
     fn is_done(&self, event: Event) -> Result<bool> {
+        self.tapes.borrow().refuse("asks for an event");
         let mut streams = self.streams.borrow_mut();
         streams.poll(self.machine());
         let latest = self.events.latest(event);
@@ -445,14 +507,20 @@ impl Device for SimDevice {
         streams: &[Stream],
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<Capture, E> {
-        let joints = streams.iter().map(|_| self.event()).collect::<Result<_>>()?;
+        self.may_fail()?;
+        let joints = streams.iter().map(|_| self.events.create()).collect();
         self.tapes.borrow_mut().begin(streams, joints);
         let outcome = work();
         let tape = self.tapes.borrow_mut().end();
-        outcome?;
-        if self.count(|calls| &mut calls.captures, self.config.fail_capture_at) {
-            let reason = "as planned".to_owned();
-            return Err(Error::Resource { what: "a capture", reason }.into());
+        let outcome = outcome.and_then(|()| {
+            match self.count(|calls| &mut calls.captures, self.config.fail_capture_at) {
+                true => Err(Error::Resource { what: "a capture", reason: "as planned".to_owned() }.into()),
+                false => Ok(()),
+            }
+        });
+        if let Err(error) = outcome {
+            tape.joints.iter().for_each(|&joint| self.events.free(joint));
+            return Err(error);
         }
         Ok(self.tapes.borrow_mut().store(tape))
     }
@@ -464,6 +532,7 @@ impl Device for SimDevice {
             match call {
                 Call::Copy { src, dst } => self.copy(stream, src, dst),
                 Call::Fill { dst, byte } => self.fill(stream, dst, byte),
+                Call::Poison(dst) => self.poison(stream, dst),
                 Call::Operation(operation) => self.launch(stream, operation),
                 Call::Record(event) => self.record(stream, event),
                 Call::Wait(event) => self.wait(stream, event),
@@ -476,6 +545,7 @@ impl Device for SimDevice {
         let tape = self.tapes.borrow_mut().free(capture);
         let is_done = |joint: &Event| self.events.latest(*joint).is_none_or(|latest| latest.is_done());
         assert!(tape.joints.iter().all(is_done), "the host frees {capture:?} while a replay of it is queued");
+        tape.joints.iter().for_each(|&joint| self.events.free(joint));
     }
 
     fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {

@@ -46,7 +46,9 @@ impl Device for CudaDevice {
         fn restore(Buffer) -> Outcome<()>;
         fn usage(Space) -> Usage;
         fn stream() -> Outcome<Stream>;
+        fn free_stream(Stream);
         fn event() -> Outcome<Event>;
+        fn free_event(Event);
         fn copy(Stream, Span, Span) -> Outcome<()>;
         fn fill(Stream, Span, u8) -> Outcome<()>;
         fn record(Stream, Event) -> Outcome<()>;

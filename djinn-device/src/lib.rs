@@ -14,7 +14,8 @@
 //!
 //! **Lifetime of memory.** A buffer's bytes live from [`alloc`](Device::alloc) to [`free`](Device::free), at one
 //! address. While enqueued work uses them, they must not be freed, and the host must not touch them. No device waits
-//! to ensure that; the simulator panics on a violation. New memory has undefined contents.
+//! to ensure that; the simulator panics on a violation. New memory has undefined contents. Streams, events and captures
+//! live until they are freed, too.
 //!
 //! **Errors.** An [`Error`] is what a caller cannot foresee. A refused call (no memory, no resource) leaves the device
 //! as it was. A failure of enqueued work is sticky: no work runs after it, and every later call that can fail returns
@@ -37,6 +38,7 @@ pub mod args;
 pub mod choice;
 pub mod conformance;
 mod error;
+mod handles;
 mod memory;
 mod ops;
 pub mod reference;
@@ -47,6 +49,7 @@ pub use args::checksum;
 pub use choice::{Change, Changes, Draw, Drawn};
 pub use djinn_srg::{BlockFormat, DType, Encoding, GeluForm, RopeStyle};
 pub use error::{Error, Result};
+pub use handles::Handles;
 pub use memory::{Buffer, Space, Span, Usage};
 pub use ops::{Operation, Ops};
 pub use stream::{Capture, Device, DeviceInfo, Event, Stream};

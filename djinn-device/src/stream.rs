@@ -105,7 +105,7 @@ pub trait Device: Send {
     /// Allocates `len > 0` bytes, aligned to 256. Contents are undefined (`SimDevice`: NaN).
     fn alloc(&self, space: Space, len: u64) -> Result<Buffer>;
 
-    /// Frees an allocation.
+    /// Frees an allocation. No enqueued work may use it, and no capture that is replayed later.
     fn free(&self, buffer: Buffer);
 
     /// Allocates a freed buffer again under its old handle, so that its references stay valid. Contents are undefined
@@ -124,8 +124,15 @@ pub trait Device: Send {
     /// A new stream.
     fn stream(&self) -> Result<Stream>;
 
+    /// Frees a stream. Its work must be done, and captures of it freed.
+    fn free_stream(&self, stream: Stream);
+
     /// A new event that is done until it is first recorded.
     fn event(&self) -> Result<Event>;
+
+    /// Frees an event. Captures that record it or wait for it must be freed. What it stands for may still be enqueued, and
+    /// streams that wait for it go on waiting.
+    fn free_event(&self, event: Event);
 
     /// Enqueues a copy between spans of equal length in any spaces, not overlapping.
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()>;
@@ -160,7 +167,7 @@ pub trait Device: Send {
     fn timestamp(&self, event: Event) -> Option<Duration>;
 
     /// Captures the work that `work` enqueues on `streams`, instead of running it. Meanwhile nothing may be enqueued
-    /// on other streams, and the host may wait for nothing. A wait for an event that was not recorded within the
+    /// on other streams or allocated, and the host may ask and wait for nothing. A wait for an event that was not recorded within the
     /// capture is dropped, since a replay starts after everything before it.
     ///
     /// # Errors

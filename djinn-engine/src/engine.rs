@@ -108,7 +108,7 @@ impl<D: Ops> Engine<D> {
         let began = Instant::now();
         check_device(&graph, options.kv_dtype, &runtime.info)?;
         let plan = runtime.plan(&graph, options)?;
-        let passes = Passes::new(&runtime.device, options.replay && runtime.info.captures)?;
+        let passes = Passes::new(options.replay && runtime.info.captures);
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
         let prompt_rows = options.prompt_rows(&parts.plan);
@@ -147,6 +147,7 @@ impl<D: Ops> Engine<D> {
     /// Frees the model's memory on the runtime. A dropped engine does not.
     pub fn leave(mut self) -> Rc<Runtime<D>> {
         self.settle();
+        self.end_trace();
         let Engine { runtime, parts, .. } = self;
         runtime.give_back(&parts.plan, parts.is_away());
         parts.free(&runtime);
@@ -387,6 +388,7 @@ impl<D: Ops> Engine<D> {
     /// # Errors
     /// A device that fails or has no more events.
     pub fn start_trace(&mut self) -> Result<()> {
+        self.end_trace();
         self.trace = Some(Recorder::new(&self.runtime.device, self.runtime.compute, self.loaded)?);
         self.parts.lower(Detail::Apart);
         Ok(())
@@ -403,8 +405,15 @@ impl<D: Ops> Engine<D> {
 
     /// Ends the trace and returns it, also after a failure of the device. `None` if none was started.
     pub fn finish_trace(&mut self) -> Option<Trace> {
-        let trace = self.trace.take()?.finish(&self.parts, &self.runtime.info.name);
-        self.parts.lower(Detail::Fused);
+        let trace = self.trace.as_mut()?.finish(&self.parts, &self.runtime.info.name);
+        self.end_trace();
         Some(trace)
+    }
+
+    fn end_trace(&mut self) {
+        if let Some(recorder) = self.trace.take() {
+            recorder.free(&self.runtime.device);
+            self.parts.lower(Detail::Fused);
+        }
     }
 }

@@ -65,8 +65,8 @@ impl<D: Ops> Engine<D> {
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub fn swap(&mut self, direction: Direction, ticket: u64, way: &PageCopies) -> Result<()> {
-        let compute = self.runtime.compute;
-        self.on_data(|data, device| data.swap(device, compute, direction, ticket, way))
+        let outcome = self.parts.swap(&self.runtime, direction, ticket, way).map_err(Error::from);
+        self.stop_on(outcome)
     }
 
     /// Returns the transfers that ended, and enqueues copies that were held back. It takes a few microseconds; call it

@@ -2,10 +2,11 @@
 
 use crate::options::change_bytes;
 use crate::{Result, Runtime};
-use djinn_device::{Buffer, Draw, Drawn, Ops, Space, Stream};
+use djinn_device::{Buffer, Draw, Drawn, Event, Ops, Space, Stream};
+use djinn_pages::PageCopies;
 use djinn_srg::{Graph, Rows};
 use djinn_vmu::{
-    Allocations, DataSegment, Detail, MemoryPlan, Program, StackSegment, TextSegment, WeightSource,
+    Allocations, DataSegment, Detail, Direction, MemoryPlan, Program, StackSegment, TextSegment, WeightSource,
 };
 use std::ops::ControlFlow;
 
@@ -26,9 +27,13 @@ pub(crate) struct Parts {
     held: Allocations,
 }
 
-/// Host memory for a step's inputs and results.
+/// Host memory for a step's inputs and results, and the events at its ends on the compute stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exchange {
+    /// Before the first copy of inputs.
+    pub(crate) begin: Event,
+    /// After the results are on the host.
+    pub(crate) done: Event,
     /// Inputs, laid out as on the stack.
     pub(crate) inputs: Buffer,
     pub(crate) table: Buffer,
@@ -74,17 +79,18 @@ impl Parts {
         let Runtime { device, shared, .. } = runtime;
         let stack = StackSegment::new(device, plan.stack.clone(), held)?;
         let logits_bytes = graph.value(graph.logits).bytes(plan.stack.rows);
-        let mut host = |bytes| held.alloc(device, Space::Host, bytes);
-        let logits = host(logits_bytes)?;
+        let logits = held.alloc(device, Space::Host, logits_bytes)?;
         let words = |each: usize| plan.stack.rows.logit_rows * each as u64 * 4;
         let mut exchange = || {
+            let (begin, done) = (held.event(device)?, held.event(device)?);
+            let mut host = |bytes| held.alloc(device, Space::Host, bytes);
             let (inputs, table) = (host(plan.stack.input_bytes)?, host(plan.kv.table_bytes())?);
             let (draws, drawn) = (host(words(Draw::WORDS))?, host(words(Drawn::WORDS))?);
             let (changes, sources) = (host(change_bytes(&plan.kv, graph.vocab))?, host(words(1))?);
-            Ok::<_, crate::Error>(Exchange { inputs, table, draws, changes, drawn, sources })
+            Ok::<_, crate::Error>(Exchange { begin, done, inputs, table, draws, changes, drawn, sources })
         };
         let exchanges = [exchange()?, exchange()?];
-        let hooks = (hook_bytes > 0).then(|| host(hook_bytes)).transpose()?;
+        let hooks = (hook_bytes > 0).then(|| held.alloc(device, Space::Host, hook_bytes)).transpose()?;
         let data = DataSegment::new(device, plan.kv, held)?;
         let total = plan.host_weight_bytes() + plan.segments.resident;
         let (store, mut told) = (&mut shared.borrow_mut().store, |read| progress(read, total));
@@ -96,6 +102,17 @@ impl Parts {
     /// Allocates the buffer through which callers read and write pages.
     pub(crate) fn open_staging<D: Ops>(&mut self, device: &D) -> djinn_vmu::Result<()> {
         self.data.open_staging(device, &mut self.held)
+    }
+
+    /// See [`DataSegment::swap`].
+    pub(crate) fn swap<D: Ops>(
+        &mut self,
+        runtime: &Runtime<D>,
+        direction: Direction,
+        ticket: u64,
+        way: &PageCopies,
+    ) -> djinn_vmu::Result<()> {
+        self.data.swap(&runtime.device, runtime.compute, direction, ticket, way, &mut self.held)
     }
 
     /// Lowers the graph again.

@@ -58,8 +58,8 @@ impl Passes {
     ) -> Result<()> {
         let Runtime { device, compute, .. } = runtime;
         let Parts { graph, plan, stack, data, exchanges, .. } = parts;
-        let Exchange { inputs, table, sources, .. } = exchanges[exchange];
-        device.record(*compute, self.ends[exchange].begin)?;
+        let Exchange { begin, inputs, table, sources, .. } = exchanges[exchange];
+        device.record(*compute, begin)?;
         device.copy_promptly(*compute, inputs.span(), stack.inputs())?;
         let used = entries as u64 * u64::from(plan.kv.table_width) * 4;
         device.copy_promptly(*compute, table.slice(0, used), data.table().slice(0, used))?;
@@ -89,7 +89,7 @@ impl Passes {
             choose.check();
             device.choose(*compute, &choose)?;
         }
-        Ok(device.record(*compute, self.ends[exchange].done)?)
+        Ok(device.record(*compute, parts.exchanges[exchange].done)?)
     }
 }
 
@@ -180,8 +180,8 @@ impl<D: Ops> Engine<D> {
         let UnderWay { exchange, rows, chooses, outputs, enqueued, hooks, .. } =
             pass.expect("a pass was begun");
         waited?;
-        let ends = self.passes.ends[exchange];
-        let [begin, end] = [ends.begin, ends.done].map(|event| self.runtime.device.timestamp(event));
+        let Exchange { begin, done, .. } = self.parts.exchanges[exchange];
+        let [begin, end] = [begin, done].map(|event| self.runtime.device.timestamp(event));
         self.passes.latest = begin.zip(end).map(|(begin, end)| begin..end);
         lap(&mut self.trace, HostSpan::Wait, enqueued);
         let Engine { runtime, parts, trace, .. } = self;

@@ -65,6 +65,7 @@ impl<D: Ops> Runtime<D> {
 
     /// The device, once its models are unloaded.
     pub fn into_device(self) -> D {
+        self.device.free_stream(self.compute);
         self.device
     }
 

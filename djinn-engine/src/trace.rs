@@ -79,6 +79,12 @@ impl Clocks {
     /// Compares the clocks while the device is idle.
     fn compare<D: Device>(device: &D, stream: Stream) -> Result<Self> {
         let event = device.event()?;
+        let compared = Self::compare_by(device, stream, event);
+        device.free_event(event);
+        compared
+    }
+
+    fn compare_by<D: Device>(device: &D, stream: Stream, event: Event) -> Result<Self> {
         device.sync(stream)?;
         let mut best: Option<Clocks> = None;
         for _ in 0..COMPARISONS {
@@ -188,8 +194,13 @@ impl Recorder {
         self.spans.push(Span { what: What::Host(what), pass: self.passes, begin, end });
     }
 
+    /// Frees the events.
+    pub(crate) fn free<D: Device>(self, device: &D) {
+        self.events.into_iter().for_each(|event| device.free_event(event));
+    }
+
     /// The collected trace, with names.
-    pub(crate) fn finish(self, parts: &Parts, device: &str) -> Trace {
+    pub(crate) fn finish(&mut self, parts: &Parts, device: &str) -> Trace {
         let Parts { graph, plan, program, .. } = parts;
         let placement = &plan.placement;
         let name = |launch: &Launch| {
@@ -210,7 +221,7 @@ impl Recorder {
             chunks: placement.chunks.iter().map(weights).collect(),
             clock_error: self.clocks.error,
             passes: self.passes,
-            spans: self.spans,
+            spans: std::mem::take(&mut self.spans),
         }
     }
 }

@@ -120,17 +120,42 @@ fn equal_weights_are_kept_once() {
     assert_eq!(used(&runtime), 0);
 }
 
+/// A trace, captures, swaps and a streamed model need streams and events of their own.
+#[test]
+fn a_model_that_leaves_or_fails_to_load_gives_back_its_streams_and_events() {
+    let options = Options { host_pages: 2, ..options(0.5) };
+    for fail in 1.. {
+        let config = SimConfig { math: Math::Fast, fail_alloc_at: Some(fail), ..SimConfig::default() };
+        let runtime = Rc::new(Runtime::new(SimDevice::new(config).expect("a device")).expect("a stream"));
+        let before = runtime.device().handles();
+        match load(&runtime, OTHER, &options) {
+            Err(_) => assert_eq!(runtime.device().handles(), before, "allocation {fail}"),
+            Ok(mut model) => {
+                run(&mut [&mut model]);
+                model.start_trace().expect("it starts");
+                run(&mut [&mut model]);
+                model.start_trace().expect("it starts again");
+                run(&mut [&mut model]);
+                assert!(model.replayed_passes() > 0 && runtime.device().handles() > before);
+                model.leave();
+                assert_eq!(runtime.device().handles(), before);
+                return assert!(fail > 10, "loading makes {fail} allocations");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_load_that_is_cancelled_leaves_nothing_on_the_runtime() {
     let runtime = runtime(9);
     let first = load(&runtime, SMALL, &options(0.5)).expect("it fits");
     let used = || [Space::Device, Space::Host].map(|space| runtime.device().usage(space).in_use);
-    let before = used();
+    let before = (used(), runtime.device().handles());
     let other = opened(OTHER);
     let stop = &mut |_, _| ControlFlow::Break(());
     let cancelled = Engine::load_on(Rc::clone(&runtime), other.graph, &*other.source, &options(0.5), stop);
     assert!(matches!(cancelled, Err(Error::Cancelled)));
-    assert_eq!(used(), before);
+    assert_eq!((used(), runtime.device().handles()), before);
     first.leave();
     assert_eq!(used(), [0, 0]);
 }

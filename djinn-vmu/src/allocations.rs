@@ -2,16 +2,17 @@
 
 use crate::Result;
 use crate::text::{Hash, TextStore};
-use djinn_device::{Buffer, Device, Space, Stream};
+use djinn_device::{Buffer, Device, Event, Space, Stream};
 use std::collections::HashSet;
 
-/// All allocations of a model's segments, and the streams that work on them. They are freed together. A model may
-/// leave the device and come back; its handles stay.
+/// All allocations of a model's segments, the streams that work on them, and the events between these. They are freed
+/// together. A model may leave the device and come back; its handles stay.
 #[derive(Debug, Default)]
 #[must_use = "what it holds stays allocated"]
 pub struct Allocations {
     buffers: Vec<Buffer>,
     streams: Vec<Stream>,
+    events: Vec<Event>,
     /// References to blobs of the store.
     shared: Vec<(Space, Hash)>,
     /// References to the store's host copies of resident blobs.
@@ -39,6 +40,22 @@ impl Allocations {
         let stream = device.stream()?;
         self.streams.push(stream);
         Ok(stream)
+    }
+
+    /// An event for work on these allocations.
+    ///
+    /// # Errors
+    /// A device out of events.
+    pub fn event<D: Device>(&mut self, device: &D) -> Result<Event> {
+        let event = device.event()?;
+        self.events.push(event);
+        Ok(event)
+    }
+
+    /// Frees one event.
+    pub(crate) fn free_event<D: Device>(&mut self, device: &D, event: Event) {
+        device.free_event(event);
+        self.events.retain(|held| *held != event);
     }
 
     /// Adds a reference to a blob of the store.
@@ -150,12 +167,14 @@ impl Allocations {
         }
     }
 
-    /// Waits for the streams, frees the buffers, and drops the references to blobs. Work on other streams must be
-    /// done. A sync of the device returns its failures.
+    /// Waits for the streams, frees them with the events and buffers, and drops the references to blobs. Work on other
+    /// streams must be done, and captures of such work freed. A sync of the device returns its failures.
     pub fn free<D: Device>(mut self, device: &D, store: &mut TextStore) {
         self.sync(device);
         self.drop_copies(device, store);
-        let Allocations { buffers, shared, away, .. } = self;
+        let Allocations { buffers, streams, events, shared, copies: _, away } = self;
+        streams.into_iter().for_each(|stream| device.free_stream(stream));
+        events.into_iter().for_each(|event| device.free_event(event));
         let there = |space| space == Space::Host || !away;
         buffers.into_iter().filter(|buffer| there(buffer.space())).for_each(|buffer| device.free(buffer));
         shared.iter().for_each(|(space, hash)| store.release(device, *space, hash, there(*space)));

@@ -127,7 +127,7 @@ impl DataSegment {
 
     /// Begins to copy a session's pages to pinned host memory, behind all work enqueued so far on `compute`, or back.
     /// Computation goes on meanwhile. A [`Transfer`] with the `ticket` reports the end, also if the device refused a
-    /// copy. A session has one swap at a time.
+    /// copy. A session has one swap at a time. `held` owns the events.
     ///
     /// # Errors
     /// A failure of the device.
@@ -141,9 +141,10 @@ impl DataSegment {
         direction: Direction,
         ticket: u64,
         way: &PageCopies,
+        held: &mut Allocations,
     ) -> Result<()> {
         let swap = self.swap.as_mut().expect("pages are swapped where the host has some");
-        swap.begin(device, compute, direction, ticket, way)
+        swap.begin(device, compute, direction, ticket, way, held)
     }
 
     /// Returns the transfers that ended, and enqueues copies that were held back. It takes a few microseconds: call it

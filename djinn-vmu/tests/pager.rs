@@ -104,6 +104,7 @@ fn a_segment_that_cannot_be_allocated_leaves_nothing() {
         let mut held = Allocations::default();
         let made = DataSegment::new(&device, world::layout(true), &mut held);
         held.free(&device, &mut TextStore::new());
+        assert_eq!(device.handles(), [0, 0], "alloc {at}");
         assert!(matches!(made, Err(Error::Device(DeviceError::OutOfMemory { .. }))), "alloc {at}");
         for space in [Space::Device, Space::Host] {
             assert_eq!(device.usage(space).in_use, 0, "alloc {at}");

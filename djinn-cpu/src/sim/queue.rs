@@ -35,6 +35,8 @@ pub(super) enum Command {
         dst: Span,
         byte: u8,
     },
+    /// What the operation before may leave unwritten. It takes no time.
+    Poison(Span),
     Operation(Operation),
     Record(Arc<Completion>),
     Wait(Arc<Completion>),
@@ -51,7 +53,7 @@ impl Command {
             }
             Command::CopyExpert { args, .. } => Operation::CopyExpert(*args).each_access(visit),
             Command::Spoilt(command) => command.each_access(visit),
-            Command::Fill { dst, .. } => visit(Access::Write(*dst)),
+            Command::Fill { dst, .. } | Command::Poison(dst) => visit(Access::Write(*dst)),
             Command::Operation(operation) => operation.each_access(visit),
             Command::Record(_) | Command::Wait(_) => {}
         }
@@ -68,6 +70,7 @@ struct Queue {
     now: Duration,
     /// What the last operation gave for the next product alone, until that product has read it.
     alone: Option<Span>,
+    is_freed: bool,
 }
 
 /// A copy that a [`SimDevice`](crate::SimDevice) carried out.
@@ -170,6 +173,19 @@ impl Streams {
         Stream::from_raw(self.queues.len() as u32 - 1)
     }
 
+    pub(super) fn live(&self) -> usize {
+        self.queues.iter().filter(|queue| !queue.is_freed).count()
+    }
+
+    /// # Panics
+    /// If the stream is foreign, was freed, or has queued work that will run.
+    pub(super) fn free(&mut self, stream: Stream) {
+        let is_lost = self.failure.is_some();
+        let queue = self.queue(stream);
+        assert!(queue.commands.is_empty() || is_lost, "the host frees {stream:?} while work on it is queued");
+        *queue = Queue { is_freed: true, ..Queue::default() };
+    }
+
     /// Loses the device.
     pub(super) fn lose(&mut self) -> Error {
         let lost = Error::DeviceLost { reason: "as planted".to_owned() };
@@ -237,10 +253,9 @@ impl Streams {
     }
 
     fn queue(&mut self, stream: Stream) -> &mut Queue {
-        let count = self.queues.len();
         match self.queues.get_mut(stream.id() as usize) {
-            Some(queue) => queue,
-            None => panic!("{stream:?} is not a stream of this device, which has {count}"),
+            Some(queue) if !queue.is_freed => queue,
+            _ => panic!("{stream:?} is not a stream of this device, or was freed"),
         }
     }
 
@@ -306,6 +321,9 @@ impl Streams {
             return;
         }
         let Machine { memory, kernels, .. } = machine;
+        if let Command::Poison(dst) = command {
+            return memory.fill(*dst, POISON);
+        }
         let alone = self.queues[id].alone.take();
         if let Some(span) = alone {
             let reads =
@@ -362,7 +380,7 @@ impl Streams {
                 };
                 self.clock.work(from, bytes)
             }
-            Command::Record(_) => from,
+            Command::Poison(_) | Command::Record(_) => from,
             Command::Spoilt(command) => {
                 command.each_access(&mut |access| {
                     if let Access::Write(span) = access {

@@ -1,16 +1,31 @@
 //! Captured work: the calls themselves, to be made again.
 
-use djinn_device::{Capture, Event, Operation, Span, Stream};
+use djinn_device::{Capture, Event, Handles, Operation, Span, Stream};
 use std::sync::Arc;
 
 /// A call that enqueues.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call {
-    Copy { src: Span, dst: Span },
-    Fill { dst: Span, byte: u8 },
+    Copy {
+        src: Span,
+        dst: Span,
+    },
+    Fill {
+        dst: Span,
+        byte: u8,
+    },
+    /// What an operation may leave unwritten.
+    Poison(Span),
     Operation(Operation),
     Record(Event),
     Wait(Event),
+}
+
+impl Call {
+    /// Whether it records an event or waits for it.
+    fn has(self, event: Event) -> bool {
+        matches!(self, Call::Record(used) | Call::Wait(used) if used == event)
+    }
 }
 
 /// The calls of one capture, in order.
@@ -26,7 +41,7 @@ pub(super) struct Tape {
 #[derive(Default)]
 pub(super) struct Tapes {
     open: Option<Tape>,
-    kept: Vec<Option<Arc<Tape>>>,
+    kept: Handles<Arc<Tape>>,
 }
 
 impl Tapes {
@@ -43,8 +58,7 @@ impl Tapes {
     }
 
     pub(super) fn store(&mut self, tape: Tape) -> Capture {
-        self.kept.push(Some(Arc::new(tape)));
-        Capture::from_raw(self.kept.len() as u32 - 1)
+        Capture::from_raw(self.kept.insert(Arc::new(tape)))
     }
 
     /// Keeps a call if a capture is under way; whether it is.
@@ -69,17 +83,36 @@ impl Tapes {
     }
 
     /// # Panics
+    /// If a capture covers the stream.
+    pub(super) fn refuse_stream(&self, stream: Stream) {
+        let covers = self.kept.iter().any(|(_, tape)| tape.streams.contains(&stream));
+        assert!(!covers, "the host frees {stream:?}, of which a capture is kept");
+    }
+
+    /// # Panics
+    /// If a capture records the event or waits for it.
+    pub(super) fn refuse_event(&self, event: Event) {
+        let has = |tape: &Tape| tape.calls.iter().any(|(_, call)| call.has(event));
+        assert!(
+            !self.kept.iter().any(|(_, tape)| has(tape)),
+            "the host frees {event:?}, which a capture has"
+        );
+    }
+
+    /// # Panics
     /// If the capture is foreign or was freed.
     pub(super) fn get(&self, capture: Capture) -> Arc<Tape> {
-        let tape = self.kept.get(capture.id() as usize).and_then(Option::as_ref);
-        tape.cloned().unwrap_or_else(|| panic!("{capture:?} is not a capture of this device"))
+        self.kept
+            .get(capture.id())
+            .cloned()
+            .unwrap_or_else(|| panic!("{capture:?} is not a capture of this device"))
     }
 
     /// # Panics
     /// If the capture is foreign or was freed.
     pub(super) fn free(&mut self, capture: Capture) -> Arc<Tape> {
         let tape = self.get(capture);
-        self.kept[capture.id() as usize] = None;
+        self.kept.remove(capture.id());
         tape
     }
 }

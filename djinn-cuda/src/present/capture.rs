@@ -2,14 +2,14 @@
 
 use crate::Result;
 use crate::present::stream::{RawEvent, RawGraph, RawStream};
-use djinn_device::{Capture, Event, Stream};
+use djinn_device::{Capture, Event, Handles, Stream};
 use std::cell::{Cell, RefCell};
 
 /// A device's captures.
 #[derive(Default)]
 pub(crate) struct Captures {
     open: Cell<bool>,
-    kept: RefCell<Vec<Option<Kept>>>,
+    kept: RefCell<Handles<Kept>>,
 }
 
 /// One capture.
@@ -92,9 +92,8 @@ impl Captures {
         let graph = first.end_capture();
         outcome?;
         let graph = joined.and(graph).map_err(failed)?;
-        let mut kept = self.kept.borrow_mut();
-        kept.push(Some(Kept { graph, streams: handles.to_vec(), events, joints }));
-        Ok(Capture::from_raw(kept.len() as u32 - 1))
+        let kept = Kept { graph, streams: handles.to_vec(), events, joints };
+        Ok(Capture::from_raw(self.kept.borrow_mut().insert(kept)))
     }
 
     /// Calls `then` with a capture.
@@ -102,9 +101,9 @@ impl Captures {
     /// # Panics
     /// If it is foreign or was freed.
     pub(crate) fn with<T>(&self, capture: Capture, then: impl FnOnce(&Kept) -> T) -> T {
-        match self.kept.borrow().get(capture.id() as usize) {
-            Some(Some(kept)) => then(kept),
-            _ => panic!("{capture:?} is not a capture of this device"),
+        match self.kept.borrow().get(capture.id()) {
+            Some(kept) => then(kept),
+            None => panic!("{capture:?} is not a capture of this device, or was freed"),
         }
     }
 
@@ -112,7 +111,7 @@ impl Captures {
     /// If the capture is foreign or was freed.
     pub(crate) fn free(&self, capture: Capture) {
         self.with(capture, |_| ());
-        self.kept.borrow_mut()[capture.id() as usize] = None;
+        self.kept.borrow_mut().remove(capture.id());
     }
 }
 

@@ -11,7 +11,9 @@ use crate::present::scratch::Scratch;
 use crate::present::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes};
 use djinn_device::args::Linear;
-use djinn_device::{Buffer, Capture, DType, Device, DeviceInfo, Event, Result, Space, Span, Stream, Usage};
+use djinn_device::{
+    Buffer, Capture, DType, Device, DeviceInfo, Event, Handles, Result, Space, Span, Stream, Usage,
+};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +40,7 @@ pub struct CudaDevice {
     // Dropped in this order: what lives in the context goes before the memory that it uses.
     captures: Captures,
     events: Events,
-    streams: RefCell<Vec<RawStream>>,
+    streams: RefCell<Handles<RawStream>>,
     pub(crate) matmul: Matmul,
     pub(crate) scratch: Scratch,
     pub(crate) memory: Memory,
@@ -130,7 +132,7 @@ impl CudaDevice {
         };
         if !context.is_measured() {
             warm_up::run(&device)?;
-            device.streams.borrow_mut().clear();
+            device.streams.take();
             device.memory.reset_peak();
         }
         let scratch_bytes = device.scratch.bytes();
@@ -166,7 +168,8 @@ impl CudaDevice {
         self.on(stream, |raw| {
             self.scratch.claim((stream, raw), |owner, then| {
                 let streams = self.streams.borrow();
-                streams.get(owner.id() as usize).map_or(Ok(()), then)
+                // The work of a freed stream is done.
+                streams.get(owner.id()).map_or(Ok(()), then)
             })
         })
     }
@@ -187,11 +190,9 @@ impl CudaDevice {
     }
 
     /// # Panics
-    /// If the stream is foreign.
-    fn raw<'a>(&self, all: &'a [RawStream], stream: Stream) -> &'a RawStream {
-        let count = all.len();
-        let raw = all.get(stream.id() as usize);
-        raw.unwrap_or_else(|| panic!("{stream:?} is not a stream of this device, which has {count}"))
+    /// If the stream is foreign or was freed.
+    fn raw<'a>(&self, all: &'a Handles<RawStream>, stream: Stream) -> &'a RawStream {
+        all.get(stream.id()).unwrap_or_else(|| foreign(stream))
     }
 
     /// Refuses if the device is lost; else makes its context current on the calling thread. Operations that ask kernels what
@@ -256,14 +257,22 @@ impl Device for CudaDevice {
     fn stream(&self) -> Result<Stream> {
         self.enter()?;
         let raw = RawStream::new().map_err(|error| error.refused("a stream"))?;
-        let mut streams = self.streams.borrow_mut();
-        streams.push(raw);
-        Ok(Stream::from_raw(streams.len() as u32 - 1))
+        Ok(Stream::from_raw(self.streams.borrow_mut().insert(raw)))
+    }
+
+    fn free_stream(&self, stream: Stream) {
+        let _ = self.context.make_current();
+        self.streams.borrow_mut().remove(stream.id()).unwrap_or_else(|| foreign(stream));
     }
 
     fn event(&self) -> Result<Event> {
         self.enter()?;
         self.events.create().map_err(|error| error.refused("an event"))
+    }
+
+    fn free_event(&self, event: Event) {
+        let _ = self.context.make_current();
+        self.events.free(event);
     }
 
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
@@ -380,8 +389,12 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         // Drains the streams. Failures cannot be returned any more; a caller that cares syncs before.
         let _ = self.context.make_current();
-        for stream in self.streams.borrow().iter() {
+        for (_, stream) in self.streams.borrow().iter() {
             let _ = stream.sync();
         }
     }
+}
+
+fn foreign(stream: Stream) -> ! {
+    panic!("{stream:?} is not a stream of this device, or was freed")
 }

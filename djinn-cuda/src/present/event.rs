@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::present::stream::{RawEvent, RawStream};
-use djinn_device::Event;
+use djinn_device::{Event, Handles};
 use std::cell::RefCell;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const FINE_MS: f32 = 4096.0;
 
 /// Events by id, and the clock of their timestamps.
 pub(crate) struct Events {
-    all: RefCell<Vec<Entry>>,
+    all: RefCell<Handles<Entry>>,
     clock: RefCell<Clock>,
 }
 
@@ -64,15 +64,18 @@ impl Events {
 
     pub(crate) fn create(&self) -> Result<Event> {
         let raw = RawEvent::new()?;
-        let mut all = self.all.borrow_mut();
-        all.push(Entry { raw, recorded: false, point: None });
-        Ok(Event::from_raw(all.len() as u32 - 1))
+        let entry = Entry { raw, recorded: false, point: None };
+        Ok(Event::from_raw(self.all.borrow_mut().insert(entry)))
+    }
+
+    /// The driver destroys an event once the work that it stands for is done.
+    pub(crate) fn free(&self, event: Event) {
+        self.all.borrow_mut().remove(event.id()).unwrap_or_else(|| foreign(event));
     }
 
     pub(crate) fn record(&self, stream: &RawStream, event: Event) -> Result<()> {
         let mut all = self.all.borrow_mut();
-        let count = all.len();
-        let entry = all.get_mut(event.id() as usize).unwrap_or_else(|| foreign(event, count));
+        let entry = all.get_mut(event.id()).unwrap_or_else(|| foreign(event));
         stream.record(&entry.raw)?;
         entry.recorded = true;
         Ok(())
@@ -85,8 +88,7 @@ impl Events {
     /// [`record`](Self::record), while the stream is captured.
     pub(crate) fn capture_record(&self, stream: &RawStream, event: Event) -> Result<()> {
         let mut all = self.all.borrow_mut();
-        let count = all.len();
-        let entry = all.get_mut(event.id() as usize).unwrap_or_else(|| foreign(event, count));
+        let entry = all.get_mut(event.id()).unwrap_or_else(|| foreign(event));
         stream.record_in_replay(&entry.raw)?;
         if entry.point.is_none() {
             entry.point = Some(RawEvent::new()?);
@@ -97,16 +99,16 @@ impl Events {
     /// [`wait`](Self::wait), while the stream is captured: only for what was recorded in the capture.
     pub(crate) fn capture_wait(&self, stream: &RawStream, event: Event) -> Result<()> {
         let all = self.all.borrow();
-        let entry = all.get(event.id() as usize).unwrap_or_else(|| foreign(event, all.len()));
+        let entry = all.get(event.id()).unwrap_or_else(|| foreign(event));
         entry.point.as_ref().map_or(Ok(()), |point| stream.wait(point))
     }
 
     /// Ends a capture, and returns the events recorded in it. Until the first replay they stand for nothing new.
     pub(crate) fn end_capture(&self) -> Vec<Event> {
         let mut recorded = Vec::new();
-        for (id, entry) in self.all.borrow_mut().iter_mut().enumerate() {
+        for (id, entry) in self.all.borrow_mut().iter_mut() {
             if entry.point.take().is_some() {
-                recorded.push(Event::from_raw(id as u32));
+                recorded.push(Event::from_raw(id));
             }
         }
         recorded
@@ -115,8 +117,8 @@ impl Events {
     /// Notes that a replay recorded these events.
     pub(crate) fn replayed(&self, events: &[Event]) {
         let mut all = self.all.borrow_mut();
-        for event in events {
-            all[event.id() as usize].recorded = true;
+        for &event in events {
+            all.get_mut(event.id()).unwrap_or_else(|| foreign(event)).recorded = true;
         }
     }
 
@@ -135,11 +137,11 @@ impl Events {
     /// Calls `then` with an event if it was recorded.
     fn recorded<T>(&self, event: Event, then: impl FnOnce(&RawEvent) -> T) -> Option<T> {
         let all = self.all.borrow();
-        let entry = all.get(event.id() as usize).unwrap_or_else(|| foreign(event, all.len()));
+        let entry = all.get(event.id()).unwrap_or_else(|| foreign(event));
         entry.recorded.then(|| then(&entry.raw))
     }
 }
 
-fn foreign(event: Event, count: usize) -> ! {
-    panic!("{event:?} is not an event of this device, which has {count}")
+fn foreign(event: Event) -> ! {
+    panic!("{event:?} is not an event of this device, or was freed")
 }

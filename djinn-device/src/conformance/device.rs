@@ -22,7 +22,7 @@ pub fn device<D: Device>(make: impl Fn() -> D) {
 
 /// Hands every check, with its name, to `run`.
 pub(super) fn each_device<D: Device>(make: &dyn Fn() -> D, run: &mut dyn FnMut(&'static str, &dyn Fn())) {
-    let checks: [Check<D>; 18] = named![
+    let checks: [Check<D>; 19] = named![
         describes_itself,
         accounts_to_the_byte,
         refuses_what_does_not_fit,
@@ -36,6 +36,7 @@ pub(super) fn each_device<D: Device>(make: &dyn Fn() -> D, run: &mut dyn FnMut(&
         waits_for_the_recording_of_the_call,
         waits_for_a_recording_that_was_replaced,
         completes_events,
+        frees_streams_and_events,
         timestamps_ascend,
         hands_a_ring_around,
         replays_captured_work,
@@ -486,11 +487,38 @@ fn keeps_nothing_of_a_failed_capture<D: Device>(rig: &Rig<D>) {
     assert!(rig.download(buffer.span()).iter().all(|&byte| byte == 1), "captured work ran");
 }
 
+/// A stream goes on waiting for an event that is freed meanwhile, and no later handle is taken for a freed one.
+fn frees_streams_and_events<D: Device>(rig: &Rig<D>) {
+    let (device, slow, waiting) = (&rig.device, rig.stream(), rig.stream());
+    let (scratch, event) = (rig.scratch(), rig.event());
+    let (a, b) = (rig.alloc(Space::Device, 4096), rig.alloc(Space::Device, 4096));
+    rig.delay(slow, scratch);
+    rig.fill(slow, a.span(), 7);
+    rig.record(slow, event);
+    rig.wait(waiting, event);
+    device.free_event(event);
+    rig.copy(waiting, a.span(), b.span());
+    rig.sync(waiting);
+    assert!(rig.download(b.span()).iter().all(|&byte| byte == 7));
+    rig.sync(slow);
+    device.free_stream(slow);
+    let (later, other) = (rig.event(), rig.stream());
+    assert!(later != event && other != slow, "a handle is given again");
+    rejects("freeing an event twice", &|| device.free_event(event));
+    rejects("recording a freed event", &|| rig.record(other, event));
+    rejects("waiting for a freed event", &|| rig.wait(other, event));
+    rejects("freeing a stream twice", &|| device.free_stream(slow));
+    rejects("work on a freed stream", &|| rig.fill(slow, a.span(), 0));
+    rig.record(other, later);
+    rig.sync(other);
+}
+
+fn rejects(what: &str, call: &dyn Fn()) {
+    assert!(catch_unwind(AssertUnwindSafe(call)).is_err(), "{what} goes unnoticed");
+}
+
 fn rejects_bad_handles<D: Device>(rig: &Rig<D>) {
     let device = &rig.device;
-    let rejects = |what: &str, call: &dyn Fn()| {
-        assert!(catch_unwind(AssertUnwindSafe(call)).is_err(), "{what} goes unnoticed");
-    };
     let (live, freed) = (rig.alloc(Space::Device, 64), rig.alloc(Space::Host, 64));
     device.free(freed);
     rejects("freeing twice", &|| device.free(freed));

@@ -3,7 +3,7 @@
 use super::batch::{BatchEntry, Outputs, Wanted};
 use super::replay::Replays;
 use crate::hooks::Bound;
-use djinn_device::{Device, Event, Ops};
+use djinn_device::Ops;
 use djinn_srg::Rows;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,26 +27,9 @@ pub(super) struct UnderWay {
     pub(super) hooks: Bound,
 }
 
-/// Events at the two ends of a pass on the compute stream.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    /// Before the pass's first copy.
-    pub(super) begin: Event,
-    /// After its results are on the host.
-    pub(super) done: Event,
-}
-
-impl Ends {
-    fn new<D: Device>(device: &D) -> djinn_device::Result<Self> {
-        Ok(Ends { begin: device.event()?, done: device.event()? })
-    }
-}
-
 /// The passes of a model.
 #[derive(Debug)]
 pub(crate) struct Passes {
-    /// By exchange.
-    pub(super) ends: [Ends; 2],
     /// `None` if passes are not replayed.
     pub(super) replays: Option<Replays>,
     pub(crate) replayed: u64,
@@ -57,12 +40,9 @@ pub(crate) struct Passes {
 }
 
 impl Passes {
-    /// # Errors
-    /// A device without events.
-    pub(crate) fn new<D: Device>(device: &D, replay: bool) -> djinn_device::Result<Self> {
-        let ends = [Ends::new(device)?, Ends::new(device)?];
+    pub(crate) fn new(replay: bool) -> Self {
         let replays = replay.then(Replays::default);
-        Ok(Passes { ends, replays, replayed: 0, under_way: VecDeque::new(), latest: None })
+        Passes { replays, replayed: 0, under_way: VecDeque::new(), latest: None }
     }
 
     /// # Panics

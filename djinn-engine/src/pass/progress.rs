@@ -20,7 +20,7 @@ impl<D: Ops> Engine<D> {
     /// A failure of the device.
     pub fn is_done(&mut self) -> Result<bool> {
         let Some(pass) = self.passes.under_way.front() else { return Ok(true) };
-        let done = self.runtime.device.is_done(self.passes.ends[pass.exchange].done);
+        let done = self.runtime.device.is_done(self.parts.exchanges[pass.exchange].done);
         self.stop_on(done.map_err(Error::from))
     }
 
@@ -30,7 +30,7 @@ impl<D: Ops> Engine<D> {
     /// A failure of the device.
     pub fn wait(&mut self) -> Result<()> {
         let Some(pass) = self.passes.under_way.front() else { return Ok(()) };
-        let done = self.runtime.device.sync_event(self.passes.ends[pass.exchange].done);
+        let done = self.runtime.device.sync_event(self.parts.exchanges[pass.exchange].done);
         self.stop_on(done.map_err(Error::from))
     }
 

@@ -216,8 +216,14 @@ impl Device for Faulty {
     fn stream(&self) -> Result<Stream> {
         self.inner.stream()
     }
+    fn free_stream(&self, stream: Stream) {
+        self.inner.free_stream(stream);
+    }
     fn event(&self) -> Result<Event> {
         self.inner.event()
+    }
+    fn free_event(&self, event: Event) {
+        self.inner.free_event(event);
     }
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
         self.inner.copy(stream, src, dst)

@@ -29,8 +29,9 @@ impl DataSegment {
     pub fn open_staging<D: Device>(&mut self, device: &D, held: &mut Allocations) -> Result<()> {
         if self.staging.is_none() {
             let bytes = self.layout.page_bytes().saturating_mul(self.staged_pages().into());
-            let done = device.event()?;
-            let buffer = held.alloc(device, Space::Host, bytes)?;
+            let done = held.event(device)?;
+            let buffer =
+                held.alloc(device, Space::Host, bytes).inspect_err(|_| held.free_event(device, done))?;
             self.staging = Some(Staging { buffer, done });
         }
         Ok(())

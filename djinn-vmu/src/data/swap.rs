@@ -22,7 +22,7 @@ mod tests;
 pub(super) use check::SUM_BYTES;
 
 use super::{Direction, KvLayout, POISON, SwapFault, SwapStats, Transfer};
-use crate::{Allocations, Result};
+use crate::{Allocations, Error, Result};
 use check::Check;
 use djinn_device::{Buffer, Device, Error as DeviceError, Event, Ops, Space, Span, Stream};
 use djinn_pages::{PageCopies, PagePair};
@@ -110,9 +110,9 @@ impl Swap {
             out: Lane::new(held.stream(device)?),
             back: Lane::new(held.stream(device)?),
             pace: Pace::default(),
-            calls: device.stream()?,
-            used: device.event()?,
-            grown: device.event()?,
+            calls: held.stream(device)?,
+            used: held.event(device)?,
+            grown: held.event(device)?,
             spare: Vec::new(),
             check: layout.check.then(|| Check::new(device, layout, held)).transpose()?,
             stats: SwapStats::default(),
@@ -133,14 +133,15 @@ impl Swap {
         direction: Direction,
         ticket: u64,
         way: &PageCopies,
+        held: &mut Allocations,
     ) -> Result<()> {
-        match self.line_up(device, compute, direction, ticket, way) {
-            Err(DeviceError::Resource { .. }) => {
+        match self.line_up(device, compute, direction, ticket, way, held) {
+            Err(Error::Device(DeviceError::Resource { .. })) => {
                 let fault = Some(SwapFault::Refused);
                 self.ended.push(Transfer { fault, ..Transfer::new(ticket, direction) });
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
             Ok(()) => match direction {
                 Direction::Out => self.advance(device, direction, |_| true),
                 Direction::In => self.advance_paced(device),
@@ -155,7 +156,8 @@ impl Swap {
         direction: Direction,
         ticket: u64,
         way: &PageCopies,
-    ) -> djinn_device::Result<()> {
+        held: &mut Allocations,
+    ) -> Result<()> {
         // Pages that the host has already are compared; if they differ, the device's must be intact.
         let poison = if self.check.is_some() && way.kept.is_empty() { way.emptied.as_slice() } else { &[] };
         // Poison is written after every copy is enqueued: a refused copy leaves the pages as they were.
@@ -165,7 +167,7 @@ impl Swap {
             cut.push(&[]);
         }
         while self.spare.len() < cut.len() + 2 {
-            self.spare.push(device.event()?);
+            self.spare.push(held.event(device)?);
         }
         match direction {
             Direction::Out => {

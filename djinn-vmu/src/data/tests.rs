@@ -10,6 +10,7 @@ struct Rig {
     compute: Stream,
     book: Pages,
     data: DataSegment,
+    held: Allocations,
 }
 
 impl Rig {
@@ -19,9 +20,10 @@ impl Rig {
         let layout =
             KvLayout { token_bytes, dtype, page_tokens, pages, sequences, table_width, host_pages, check };
         let device = SimDevice::new(SimConfig { seed: 3, ..SimConfig::default() }).unwrap();
-        let data = DataSegment::new(&device, layout, &mut Allocations::default()).unwrap();
+        let mut held = Allocations::default();
+        let data = DataSegment::new(&device, layout, &mut held).unwrap();
         let compute = device.stream().unwrap();
-        Rig { device, compute, book: Pages::new(pages, host_pages), data }
+        Rig { device, compute, book: Pages::new(pages, host_pages), data, held }
     }
 
     fn fill(&self, page: u32, byte: u8) {
@@ -55,7 +57,7 @@ impl Rig {
             Direction::Out => self.book.swap_out(table, table.device().len() as u32),
             Direction::In => self.book.swap_in(table, table.host().len() as u32),
         };
-        self.data.swap(&self.device, self.compute, direction, ticket, &way).unwrap();
+        self.data.swap(&self.device, self.compute, direction, ticket, &way, &mut self.held).unwrap();
     }
 
     fn settle(&mut self, tables: &mut [&mut BlockTable]) -> Vec<Transfer> {

@@ -8,6 +8,7 @@ use djinn_srg::{Graph, ValueId};
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
+use std::thread::Builder;
 
 /// Reader threads take rows in pieces of about this many bytes.
 const PIECE: u64 = 2 << 20;
@@ -109,7 +110,10 @@ impl<'a, D: Device> Loader<'a, D> {
         let mut staging = Vec::new();
         if let Some(largest) = resident.map(|(chunk, _)| chunk.bytes).max() {
             for _ in 0..2 {
-                staging.push((self.held.alloc(self.device, Space::Host, largest)?, self.device.event()?));
+                staging.push((
+                    self.held.alloc(self.device, Space::Host, largest)?,
+                    self.held.event(self.device)?,
+                ));
             }
         }
         let streamed = (0..chunks.len()).filter(|&at| slots[at].is_some() && twins[at].is_none());
@@ -128,8 +132,9 @@ impl<'a, D: Device> Loader<'a, D> {
             homes.push(home);
         }
         self.device.sync(self.stream)?;
-        for (buffer, _) in staging {
+        for (buffer, free) in staging {
             self.held.free_buffer(self.device, buffer);
+            self.held.free_event(self.device, free);
         }
         Ok(homes)
     }
@@ -341,7 +346,9 @@ fn read_all(
         }
     };
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work(&mut |_| Ok(())))).collect();
+        // Where the system refuses a thread, those that there are read its part.
+        let spawn = |_| Builder::new().spawn_scoped(scope, || work(&mut |_| Ok(()))).ok();
+        let others: Vec<_> = (1..threads).filter_map(spawn).collect();
         let own = work(&mut |read| meter.tell(read));
         let mut others = others.into_iter().map(|reader| reader.join().expect("sources do not panic"));
         others.try_for_each(|read| read).and(own)

@@ -98,12 +98,11 @@ impl TextSegment {
         let empty = held.restore(device, store)?;
         let mut loader =
             Loader::new((device, self.streamer.stream()), graph, plan, source, store, progress, held);
-        let filled = loader.refill(&self.homes, empty);
+        let filled = loader.refill(&self.homes, empty).and_then(|()| self.streamer.refill(device));
         if filled.is_err() {
             held.evict(device, store);
         }
-        filled?;
-        self.streamer.refill(device)
+        filled
     }
 
     /// Every tile in order of use. Those of a streamed chunk may be read between its [`acquire`](Streamer::acquire)

@@ -54,8 +54,8 @@ struct Marks {
 }
 
 impl Marks {
-    fn new<D: Device>(device: &D) -> Result<Self> {
-        let event = || device.event();
+    fn new<D: Device>(device: &D, held: &mut Allocations) -> Result<Self> {
+        let mut event = || held.event(device);
         Ok(Marks { begin: event()?, ready: event()?, need: event()?, go: event()? })
     }
 }
@@ -100,9 +100,9 @@ impl Streamer {
         let sums = CHECK_BYTES * slots.len() as u64;
         let check = check.then(|| Mirror::new(device, held, sums)).transpose()?;
         let choices = Choices::new(device, held, &slots)?;
-        let marks = || slots.iter().map(|_| Marks::new(device)).collect::<Result<Vec<_>>>();
+        let mut marks = || slots.iter().map(|_| Marks::new(device, held)).collect::<Result<Vec<_>>>();
         let marks = [marks()?, marks()?];
-        let done = slots.iter().map(|_| Ok(device.event()?)).collect::<Result<_>>()?;
+        let done = slots.iter().map(|_| held.event(device)).collect::<Result<_>>()?;
         let (copied, acquired, released, waited, passes) = (0, 0, 0, 0, 0);
         let mut streamer = Streamer {
             stream,

@@ -55,7 +55,7 @@ impl<'a, D: Ops> Kv<'a, D> {
                 self.book.swap_in(table, pages as u32)
             }
         };
-        self.data.swap(self.device, self.compute, direction, ticket, &way)?;
+        self.data.swap(self.device, self.compute, direction, ticket, &way, &mut self.held)?;
         Ok(true)
     }
 

@@ -50,7 +50,7 @@ impl Choices {
         let mut choices = Choices { moved: vec![true; slots.len()], ..Choices::default() };
         for condition in slots.iter().filter_map(|slot| slot.condition) {
             if choices.group(condition.group).is_none() {
-                let known = device.event()?;
+                let known = held.event(device)?;
                 choices.groups.push(Group { node: condition.group, known, choice: None });
             }
         }
