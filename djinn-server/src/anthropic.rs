@@ -7,7 +7,6 @@ mod message;
 mod request;
 
 use crate::beginning::{self, Told};
-use crate::body::Fields;
 use crate::fields::{COUNT_TOKENS, MESSAGES};
 use crate::openai::{answer_id, chat};
 use crate::reply::{self, Answered, EventSource, Frames};
@@ -29,7 +28,7 @@ pub(crate) fn is_own(path: &str) -> bool {
 /// Answers `/v1/messages`.
 pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Answered {
     check_version(&headers)?;
-    let fields = Fields::parse(&request.body, &MESSAGES)?;
+    let fields = request.fields(&MESSAGES)?;
     let model = request.model(&fields)?;
     let stream = fields.flag("stream")?;
     let max_tokens = fields.integer("max_tokens", 1..=u64::MAX)?;
@@ -65,7 +64,7 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Answered 
 /// Answers `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(headers: HeaderMap, request: ApiRequest) -> Answered {
     check_version(&headers)?;
-    let fields = Fields::parse(&request.body, &COUNT_TOKENS)?;
+    let fields = request.fields(&COUNT_TOKENS)?;
     let model = request.model(&fields)?;
     let prompt = model.work(move |model| {
         chat::prompt(&request::chat_fields(&fields)?, model).map_err(request::in_own_names)

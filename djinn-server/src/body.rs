@@ -15,6 +15,8 @@ use std::ops::RangeInclusive;
 #[derive(Debug, Default)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,
+    /// What they take of the room for parsed bodies.
+    _room: Option<RoomTaken>,
 }
 
 impl Fields {
@@ -34,12 +36,9 @@ impl Fields {
         Self::new(fields, endpoint)
     }
 
-    /// As [`parse`](Self::parse); an empty body has no fields.
-    ///
-    /// # Errors
-    /// As [`parse`](Self::parse).
-    pub(crate) fn parse_or_none(body: &[u8], endpoint: &Endpoint) -> Result<Self, ApiError> {
-        Self::parse(if body.is_empty() { b"{}" } else { body }, endpoint)
+    /// The same with the room that they take.
+    pub(crate) fn in_room(self, room: Option<RoomTaken>) -> Self {
+        Fields { _room: room, ..self }
     }
 
     /// The fields of a query, all texts.
@@ -61,7 +60,7 @@ impl Fields {
     /// # Errors
     /// 400 for a refused field.
     pub(crate) fn new(fields: Map<String, Value>, endpoint: &Endpoint) -> Result<Self, ApiError> {
-        let fields = Fields { fields };
+        let fields = Fields { fields, _room: None };
         for field in endpoint.fields {
             if let (Support::Refused { neutral, instead }, Some(value)) =
                 (&field.support, fields.get(field.name))

@@ -5,6 +5,7 @@
 mod anthropic;
 mod ask;
 mod beginning;
+mod blocking;
 mod body;
 mod debug;
 mod error;

@@ -10,6 +10,7 @@ mod slot;
 mod tests;
 
 use crate::ask::ask;
+use crate::blocking;
 use crate::error::{Error, Result};
 use crate::metrics::ModelMetrics;
 use crate::sessions::SessionTable;
@@ -389,14 +390,14 @@ impl ServedModel {
         Ok(self.fingerprint.get_or_init(|| made).clone())
     }
 
-    /// Runs blocking work on another thread.
+    /// Runs blocking work on another thread, of the present task's request.
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&ServedModel) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let model = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&model)).await;
-        done.unwrap_or_else(|_| Err(ApiError::failed("the request could not be prepared")))
+        let done = blocking::run(move || work(&model)).await;
+        done.unwrap_or_else(|| Err(ApiError::failed("the request could not be prepared")))
     }
 
     /// Makes constraints for the model's tokens. The first call takes some tens of milliseconds.

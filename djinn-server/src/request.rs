@@ -2,6 +2,7 @@
 
 use crate::ApiError;
 use crate::anthropic;
+use crate::blocking::{self, Place};
 use crate::facts::RequestFacts;
 use crate::guard::Tenant;
 use crate::log_format::{LogFormat, RequestLine};
@@ -17,11 +18,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 /// Paths without a key: health checks, and the page, which asks for a key.
 const OPEN: [&str; 3] = ["/", "/health", "/ready"];
+/// What else costs next to nothing, and is answered whatever else is served.
+const CHEAP: [&str; 7] =
+    ["/metrics", "/version", "/openapi.json", "/v1/live", "/live", "/v1/models", "/models"];
 /// Longest id that a client may give its request.
 const LONGEST_ID: usize = 128;
 const REQUEST_ID: &str = "x-request-id";
@@ -62,7 +65,7 @@ pub(crate) async fn guard(
         tenant: None,
         began,
         format: server.log_format,
-        permit: None,
+        place: None,
         facts: RequestFacts::default(),
         #[cfg(feature = "otel")]
         span: server.telemetry.as_ref().and_then(|telemetry| telemetry.begin(&request)),
@@ -74,7 +77,8 @@ pub(crate) async fn guard(
             if let Some(tenant) = record.tenant {
                 request.extensions_mut().insert(tenant);
             }
-            (in_own_form(record.facts.serve(next.run(request)).await), origin)
+            let served = blocking::at(record.place.clone(), next.run(request));
+            (in_own_form(record.facts.serve(served).await), origin)
         }
     };
     if anthropic::is_own(&path) {
@@ -107,15 +111,15 @@ fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Opti
         return Ok(origin);
     }
     record.tenant = server.tenant(request.headers())?;
-    if request.method() == Method::POST {
+    if request.method() != Method::GET || !CHEAP.contains(&path) {
         let permit = Arc::clone(&server.permits).try_acquire_owned();
-        record.permit = Some(permit.map_err(|_| {
+        record.place = Some(Arc::new(permit.map_err(|_| {
             server.metrics.refused();
             ApiError::busy(format!(
                 "{} requests are served or queue already; try again later",
                 server.limits.requests
             ))
-        })?);
+        })?));
     }
     Ok(origin)
 }
@@ -172,7 +176,7 @@ struct Record {
     tenant: Option<Tenant>,
     began: Instant,
     format: LogFormat,
-    permit: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
     facts: RequestFacts,
     #[cfg(feature = "otel")]
     span: Option<crate::telemetry::RequestSpan>,
@@ -180,7 +184,7 @@ struct Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        self.permit = None;
+        self.place = None;
         let told = self.facts.told();
         #[cfg(feature = "otel")]
         if let Some(span) = self.span.take() {

@@ -3,6 +3,7 @@
 use crate::body::{Fields, ParsingRoom, RoomTaken};
 use crate::error::{Error, Result};
 use crate::facts::RequestFacts;
+use crate::fields::Endpoint;
 use crate::guard::Tenant;
 use crate::listen::BoundServer;
 use crate::metrics::{self, ModelPage, ServerMetrics};
@@ -21,7 +22,7 @@ use djinn_engine::Residence;
 use djinn_host::Target;
 use djinn_models::{Location, Model};
 use djinn_vmu::Machine;
-use serde_json::json;
+use serde_json::{Map, json};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -33,7 +34,8 @@ use tokio::sync::Semaphore;
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Requests that are served or queued; more are answered with 429.
+    /// Requests that are served or queued; more are answered with 429. Health checks, metrics, `/v1/live`, the list of
+    /// models and such do not count.
     pub requests: usize,
     /// Connections; more are closed at once with 503.
     pub connections: usize,
@@ -351,11 +353,27 @@ pub(crate) struct ApiRequest {
     pub(crate) tenant: Option<Tenant>,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// For the body's values, until the request is dropped.
+    /// For the body's values, until the request and its fields are dropped.
     pub(crate) room: Option<RoomTaken>,
 }
 
 impl ApiRequest {
+    /// The body's fields. They keep the body's room as long as they live.
+    ///
+    /// # Errors
+    /// As [`Fields::parse`].
+    pub(crate) fn fields(&self, endpoint: &Endpoint) -> Result<Fields, ApiError> {
+        Ok(Fields::parse(&self.body, endpoint)?.in_room(self.room.clone()))
+    }
+
+    /// As [`fields`](Self::fields); an empty body has no fields.
+    ///
+    /// # Errors
+    /// As [`Fields::parse`].
+    pub(crate) fn fields_or_none(&self, endpoint: &Endpoint) -> Result<Fields, ApiError> {
+        if self.body.is_empty() { Fields::new(Map::new(), endpoint) } else { self.fields(endpoint) }
+    }
+
     /// The model that the field `model` names, or the only one without it.
     pub(crate) fn model(&self, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
         let asked = fields.read::<String>("model")?;

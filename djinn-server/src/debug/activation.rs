@@ -74,13 +74,12 @@ pub(crate) async fn write(
     }
     let hook = hooks::find(graph, &hook, "hook")?.clone();
     let at = paused_at(engine, graph).await?;
-    let (width, body) = (hook.columns.1 as usize, request.body.clone());
-    let of_query = query.0.clone();
-    let read = named.model.work(move |_| match body_form(&body) {
-        BodyForm::Json => Ok(Written { fields: Fields::parse(&body, &ACTIVATIONS)?, values: None }),
+    let width = hook.columns.1 as usize;
+    let read = named.model.work(move |_| match body_form(&request.body) {
+        BodyForm::Json => Ok(Written { fields: request.fields(&ACTIVATIONS)?, values: None }),
         _ => {
-            let fields = Fields::of_query(&of_query, &ACTIVATIONS)?;
-            Ok(Written { fields, values: Some(one_tensor(body.to_vec(), "values", width)?) })
+            let fields = Fields::of_query(&query, &ACTIVATIONS)?;
+            Ok(Written { fields, values: Some(one_tensor(request.body.to_vec(), "values", width)?) })
         }
     });
     let written = read.await?;

@@ -114,10 +114,9 @@ pub(crate) async fn write(
     let graph = named.model.graph();
     let layer = Layer::find(graph, &layer)?;
     let end = paused_at(named.engine()?, graph).await?.positions.start;
-    let body = request.body.clone();
-    let edits = named.model.work(move |_| match body_form(&body) {
-        BodyForm::Json => Ok(vec![from_json(&Fields::parse(&body, &CACHE)?, layer, end)?]),
-        _ => from_file(body.to_vec(), &query, layer, end),
+    let edits = named.model.work(move |_| match body_form(&request.body) {
+        BodyForm::Json => Ok(vec![from_json(&request.fields(&CACHE)?, layer, end)?]),
+        _ => from_file(request.body.to_vec(), &query, layer, end),
     });
     let edits = edits.await?;
     let positions = edits[0].range.positions.clone();

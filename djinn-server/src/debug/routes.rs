@@ -4,7 +4,7 @@ use super::breakpoint::{self, Armed, MOST_BREAKPOINTS, paused_json};
 use super::engine::debug;
 use super::tokens::{LOOK_EVERY, wait_of};
 use crate::ApiError;
-use crate::body::{Fields, Part};
+use crate::body::Part;
 use crate::fields::{BREAKPOINTS, SESSION_STEERING};
 use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
@@ -25,7 +25,7 @@ const LONGEST_WAIT: u64 = 60_000;
 /// Answers `POST /v1/sessions/{id}/breakpoints`.
 pub(crate) async fn set(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
-    let fields = Fields::parse(&request.body, &BREAKPOINTS)?;
+    let fields = request.fields(&BREAKPOINTS)?;
     let breakpoint = breakpoint::read(&fields, &named.model)?;
     let armed = arm(&named, breakpoint).await?;
     Ok(reply::json(StatusCode::CREATED, &armed.json()))
@@ -148,7 +148,7 @@ fn json_of(named: &Named, at: &PausedAt) -> Option<Value> {
 /// Answers `POST /v1/sessions/{id}/steering`.
 pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
-    let fields = Fields::parse(&request.body, &SESSION_STEERING)?;
+    let fields = request.fields(&SESSION_STEERING)?;
     let part = Part::new(String::new(), Some(&fields.whole()))?;
     let uses = VectorUse::list(&part)?;
     let steered = Steered::new(&named.model.steering, &named.key.0, Some(&uses), "vectors")?;

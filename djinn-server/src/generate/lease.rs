@@ -1,5 +1,6 @@
 //! An answer's hold on its session of the engine, from the request until the end of the answer.
 
+use crate::blocking;
 use crate::sessions::{EngineSession, Ticket, TurnResult};
 use djinn_engine::{Client, Error, Listener, Opening, Result};
 use djinn_scheduler::Error as SchedulerError;
@@ -47,8 +48,9 @@ impl Lease {
         };
         let (answer, answered) = oneshot::channel();
         *lease.state() = LeaseState::Open(session.clone());
-        let turn = opening.turn.clone();
+        let (turn, place) = (opening.turn.clone(), blocking::place());
         session.client.begin_prompt(session.id, turn, opening.priority, listener(), move |begun| {
+            let _place = place;
             // The client may have left.
             let _ = answer.send(begun.map(drop));
         });
@@ -72,7 +74,10 @@ impl Lease {
     fn open(&self, opening: Opening, listener: Listener) -> Answered {
         let (answer, answered) = oneshot::channel();
         let (state, client, ticket) = (Arc::clone(&self.state), self.client.clone(), self.ticket.clone());
+        // A busy engine keeps the opening until it gets to it, also if the client has left.
+        let place = blocking::place();
         self.client.begin_open(opening, listener, move |result| {
+            let _place = place;
             if let Ok(id) = result {
                 let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
                 match *state {

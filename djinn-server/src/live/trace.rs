@@ -2,6 +2,7 @@
 
 use crate::ApiError;
 use crate::ask::ask;
+use crate::blocking;
 use crate::reply::{self, Answered};
 use crate::request::Pairs;
 use crate::server::Server;
@@ -56,7 +57,7 @@ pub(crate) async fn stop(State(server): State<Arc<Server>>, query: Pairs) -> Ans
         let mut file = Vec::new();
         trace.write(&mut file).map(|()| file)
     };
-    let file = tokio::task::spawn_blocking(write).await.ok().and_then(Result::ok);
+    let file = blocking::run(write).await.and_then(Result::ok);
     let file = file.ok_or_else(|| ApiError::failed("the trace could not be written"))?;
     let mut response = reply::of_type("application/json", file);
     let name = HeaderValue::from_static("attachment; filename=\"djinn-trace.json\"");

@@ -18,7 +18,7 @@ const MOST_ANSWERS: usize = 128;
 const MAX_TOKENS: u64 = 16;
 
 pub(crate) async fn complete(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &COMPLETIONS)?;
+    let fields = request.fields(&COMPLETIONS)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
     let (salt, hints) = (request.salt(), request.hints(&fields, None)?);

@@ -10,7 +10,7 @@ mod store;
 
 use super::{answer_id, chat};
 use crate::beginning::{self, Told};
-use crate::body::{Fields, RoomTaken};
+use crate::body::RoomTaken;
 use crate::fields::RESPONSES;
 use crate::reply::{self, Answered, EventSource, Frames};
 use crate::request::{Asker, Pairs, tenant_of, tenant_salt};
@@ -30,7 +30,7 @@ const LONGEST_PAGE: usize = 100;
 
 /// Answers `POST /v1/responses`.
 pub(crate) async fn create(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &RESPONSES)?;
+    let fields = request.fields(&RESPONSES)?;
     let model = request.model(&fields)?;
     let stream = fields.flag("stream")?;
     let store = fields.read("store")?.unwrap_or(true);

@@ -20,7 +20,7 @@ const LONGEST_STOP: usize = 1024;
 
 /// Answers a request with events: the prompt's tokens, text as it comes, and at the end all tokens.
 pub(crate) async fn generate(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &GENERATE)?;
+    let fields = request.fields(&GENERATE)?;
     let model = request.model(&fields)?;
     let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
     let (mut prepared, forgotten) = model.work(move |model| prepare(&fields, model, salt)).await?;

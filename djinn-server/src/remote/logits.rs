@@ -1,7 +1,6 @@
 //! `/v1/logits`: the logits of every position of a list of tokens.
 
 use crate::ask::ask;
-use crate::body::Fields;
 use crate::fields::LOGITS;
 use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
@@ -15,7 +14,7 @@ const MOST_LOGITS: u64 = 8 << 20;
 
 /// Answers a request. The model's sessions wait meanwhile.
 pub(crate) async fn compute(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &LOGITS)?;
+    let fields = request.fields(&LOGITS)?;
     let model = request.model(&fields)?;
     let tokens: Vec<u32> =
         fields.read("tokens")?.ok_or_else(|| ApiError::field("tokens", "`tokens` is missing"))?;

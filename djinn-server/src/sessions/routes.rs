@@ -233,7 +233,7 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Ans
 
 /// Answers `POST /v1/sessions`.
 pub(crate) async fn create(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &SESSIONS)?;
+    let fields = request.fields(&SESSIONS)?;
     let model = request.model(&fields)?;
     let id = new_id(&fields)?;
     let parent: Option<String> = fields.read("parent")?;
@@ -296,11 +296,11 @@ pub(crate) async fn act(
             }
         }
         "resume" if !named.record.paused => {
-            let fields = Fields::parse_or_none(&request.body, &RESUME)?;
+            let fields = request.fields_or_none(&RESUME)?;
             debug::resume(&named, &fields).await?;
         }
         "resume" => {
-            let fields = Fields::parse_or_none(&request.body, &RESUME)?;
+            let fields = request.fields_or_none(&RESUME)?;
             if fields.get("until").is_some() {
                 let message =
                     "`until` is for a session that is paused at a breakpoint; its client holds this one";
@@ -318,7 +318,7 @@ pub(crate) async fn act(
 }
 
 async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &SIGNAL)?;
+    let fields = request.fields(&SIGNAL)?;
     let signal = signal(Some(&fields.whole()), "")?;
     let gone = || ApiError { status: StatusCode::NOT_FOUND, ..named.no_state() };
     let engine = named.record.engine.as_ref().ok_or_else(gone)?;
@@ -337,7 +337,7 @@ async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
 }
 
 async fn forked(named: &Named, request: &ApiRequest) -> Answered {
-    let fields = Fields::parse_or_none(&request.body, &FORK)?;
+    let fields = request.fields_or_none(&FORK)?;
     let id = new_id(&fields)?;
     let table = &named.model.sessions;
     let key = (named.key.0.clone(), id);

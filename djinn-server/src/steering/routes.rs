@@ -1,9 +1,9 @@
 //! `/v1/steering`: vectors by name.
 
+use super::Direction;
 use super::apply::SteeredTokens;
 use super::parse::{self, BodyForm};
 use super::store::{DefaultUse, Stored};
-use super::{Direction, Vectors};
 use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::debug::hooks;
@@ -15,6 +15,7 @@ use crate::server::{ApiRequest, Server};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use djinn_models::printable::one_line;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use std::sync::Arc;
 pub(crate) async fn create(Query(query): Pairs, request: ApiRequest) -> Answered {
     let is_json = parse::form(&request.body) == BodyForm::Json;
     let fields = match is_json {
-        true => Fields::parse(&request.body, &STEERING)?,
+        true => request.fields(&STEERING)?,
         false => Fields::of_query(&query, &STEERING)?,
     };
     let model = request.model(&fields)?;
@@ -35,7 +36,7 @@ pub(crate) async fn create(Query(query): Pairs, request: ApiRequest) -> Answered
             false => parse::tensors(body.to_vec(), &fields, model.graph())?,
         };
         let is_new = model.steering.insert(Some(tenant.clone()), name.clone(), vectors)?;
-        Ok((is_new, Named::find(model, &tenant, &name)?.body(&model_name, false)))
+        Ok((is_new, Named::find(model, &tenant, &name)?.body(&model_name)))
     });
     let (is_new, body) = made.await?;
     Ok(reply::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &body))
@@ -46,10 +47,14 @@ pub(crate) async fn list(State(server): State<Arc<Server>>, asker: Asker) -> Ans
     let tenant = tenant_salt(asker);
     let mut data = Vec::new();
     for (model_name, model) in server.distinct_models() {
-        for name in model.steering.names(&tenant) {
-            // It may be gone meanwhile.
-            data.extend(Named::find(&model, &tenant, &name).map(|named| named.body(&model_name, false)));
-        }
+        let tenant = tenant.clone();
+        let listed = model.work(move |model| {
+            // A vector may be gone meanwhile.
+            let named = |name: String| Named::find(model, &tenant, &name).ok();
+            let named = model.steering.names(&tenant).into_iter().filter_map(named);
+            Ok(named.map(|named| named.body(&model_name)).collect::<Vec<Value>>())
+        });
+        data.extend(listed.await?);
     }
     reply::ok(&json!({ "object": "list", "data": data }))
 }
@@ -63,8 +68,11 @@ pub(crate) async fn show(
 ) -> Answered {
     let tenant = tenant_salt(asker);
     let (model_name, model) = of_query(&server, &tenant, &name, &query)?;
-    let named = Named::find(&model, &tenant, &name)?;
-    reply::ok(&named.body(&model_name, true))
+    let shown = model.work(move |model| {
+        let named = Named::find(model, &tenant, &name)?;
+        reply::ok(&Whole::of(&named, &model_name))
+    });
+    shown.await
 }
 
 /// Answers `DELETE /v1/steering/{name}`.
@@ -84,7 +92,7 @@ pub(crate) async fn delete(
 
 /// Answers `PUT /v1/steering/{name}/default`.
 pub(crate) async fn set_default(Path(name): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
-    let fields = Fields::parse_or_none(&request.body, &STEERING_DEFAULT)?;
+    let fields = request.fields_or_none(&STEERING_DEFAULT)?;
     let part = Part::new(String::new(), Some(&fields.whole()))?;
     let default =
         DefaultUse { scale: part.finite("scale")?.unwrap_or(1.0), tokens: SteeredTokens::read(&part)? };
@@ -110,7 +118,7 @@ fn change_default(
 ) -> Answered {
     let (model_name, model) = of_query(server, tenant, name, query)?;
     model.steering.set_default(tenant, name, default);
-    reply::ok(&Named::find(&model, tenant, name)?.body(&model_name, false))
+    reply::ok(&Named::find(&model, tenant, name)?.body(&model_name))
 }
 
 /// The model whose vectors a path names. If several models have them, the query names the model.
@@ -151,22 +159,9 @@ impl Named {
         Ok(Named { name: name.to_owned(), stored, default })
     }
 
-    fn body(&self, model: &str, with_values: bool) -> Value {
+    /// All but its directions.
+    fn about(&self, model: &str) -> Value {
         let Named { name, stored: Stored { vectors, created, is_fixed }, default } = self;
-        let vectors: &Vectors = vectors;
-        let one = |Direction { hook, values }: &Direction| {
-            let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
-            let mut body = json!({
-                "hook": hook.name,
-                "layer": hooks::layer(hook),
-                "width": values.len(),
-                "norm": squares.sqrt(),
-            });
-            if with_values {
-                body["values"] = json!(values);
-            }
-            body
-        };
         json!({
             "name": name,
             "object": "steering_vector",
@@ -174,8 +169,52 @@ impl Named {
             "created_at": created,
             "read_only": is_fixed,
             "bytes": vectors.bytes(),
-            "directions": vectors.directions.iter().map(one).collect::<Vec<_>>(),
             "default": default.map(|default| json!({ "scale": default.scale, "apply": default.tokens.json() })),
         })
+    }
+
+    /// All but its values.
+    fn body(&self, model: &str) -> Value {
+        let mut body = self.about(model);
+        body["directions"] = self.stored.vectors.directions.iter().map(Direction::about).collect();
+        body
+    }
+}
+
+impl Direction {
+    /// All but its values.
+    fn about(&self) -> Value {
+        let Direction { hook, values } = self;
+        let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+        json!({
+            "hook": hook.name,
+            "layer": hooks::layer(hook),
+            "width": values.len(),
+            "norm": squares.sqrt(),
+        })
+    }
+}
+
+/// A vector with its values. They are written as they stand: a tree of them would take many times their bytes.
+#[derive(Serialize)]
+struct Whole<'a> {
+    #[serde(flatten)]
+    about: Value,
+    directions: Vec<WithValues<'a>>,
+}
+
+#[derive(Serialize)]
+struct WithValues<'a> {
+    #[serde(flatten)]
+    about: Value,
+    values: &'a [f32],
+}
+
+impl<'a> Whole<'a> {
+    fn of(named: &'a Named, model: &str) -> Self {
+        let with =
+            |direction: &'a Direction| WithValues { about: direction.about(), values: &direction.values };
+        let directions = named.stored.vectors.directions.iter().map(with).collect();
+        Whole { about: named.about(model), directions }
     }
 }

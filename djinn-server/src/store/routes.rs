@@ -3,7 +3,7 @@
 use super::upload::Arrived;
 use super::{ModelStore, name};
 use crate::ApiError;
-use crate::body::Fields;
+use crate::blocking;
 use crate::fields::STORE_MANIFESTS;
 use crate::reply::{self, Answered};
 use crate::request::{Asker, tenant_of};
@@ -31,12 +31,12 @@ fn store(server: &Server, asker: Asker) -> Result<Arc<ModelStore>, ApiError> {
     server.store_for(tenant_of(asker))
 }
 
-/// Runs the disk's work on a blocking thread.
-async fn on_disk<T: Send + 'static>(
+/// Begins the disk's work on a blocking thread, and waits for its result.
+fn on_disk<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(ApiError::failed("the store failed")))
+) -> impl Future<Output = Result<T, ApiError>> {
+    let done = blocking::run(work);
+    async { done.await.unwrap_or_else(|| Err(ApiError::failed("the store failed"))) }
 }
 
 fn hash(text: &str) -> Result<ContentHash, ApiError> {
@@ -50,8 +50,8 @@ pub(crate) async fn show(State(server): State<Arc<Server>>, asker: Asker) -> Ans
 
 /// Answers `POST /v1/store/manifests`.
 pub(crate) async fn register(request: ApiRequest) -> Answered {
-    let (store, server) = (request.server.store_for(request.tenant)?, request.server);
-    let fields = Fields::parse(&request.body, &STORE_MANIFESTS)?;
+    let store = request.server.store_for(request.tenant)?;
+    let (fields, server) = (request.fields(&STORE_MANIFESTS)?, request.server);
     let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
     let name: String = fields.read("name")?.ok_or_else(|| missing("name"))?;
     let files = fields.read("files")?.ok_or_else(|| missing("files"))?;
@@ -116,7 +116,7 @@ async fn arrive(
 ) -> Result<Arrived, ApiError> {
     let (sender, mut frames) = mpsc::channel::<Option<Bytes>>(WAITING);
     let store = Arc::clone(store);
-    let writing = tokio::spawn(on_disk(move || {
+    let writing = on_disk(move || {
         let mut upload = store.begin(hash, offset)?;
         loop {
             match frames.blocking_recv() {
@@ -129,7 +129,7 @@ async fn arrive(
                 }
             }
         }
-    }));
+    });
     let slow = || {
         ApiError::refused(
             StatusCode::REQUEST_TIMEOUT,
@@ -156,7 +156,7 @@ async fn arrive(
     };
     let received = received.await;
     drop(sender);
-    let written = writing.await.unwrap_or_else(|_| Err(ApiError::failed("the store failed")));
+    let written = writing.await;
     if written.is_err() && received.is_ok() {
         // A client that still sends reads no answer, so the rest of the body is discarded.
         let rest = async { while let Some(Ok(_)) = body.frame().await {} };

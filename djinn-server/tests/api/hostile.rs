@@ -187,7 +187,19 @@ fn what_is_too_much_at_once_is_told_to_come_again() {
     let reply = server.target.post(TEXT, &completion("Hi", json!({})));
     assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")));
     assert_eq!(reply.error()["type"], "rate_limit_error");
-    assert_eq!(server.target.get("/health").status, 200, "what costs nothing is answered");
+    for (method, path) in [
+        ("GET", "/v1/sessions"),
+        ("GET", "/v1/models/tiny/plan"),
+        ("GET", "/v1/steering/none"),
+        ("PUT", "/v1/steering/none/default"),
+        ("DELETE", "/v1/responses/none"),
+        ("HEAD", "/v1/models"),
+    ] {
+        assert_eq!(server.target.begin(method, path, b"").status, 429, "{method} {path}");
+    }
+    for path in ["/", "/health", "/ready", "/metrics", "/version", "/v1/live", "/models"] {
+        assert_eq!(server.target.get(path).status, 200, "{path} costs nothing and is answered");
+    }
     drop(first);
     let began = Instant::now();
     while server.target.post(TEXT, &completion("Hi", json!({}))).status == 429 {
