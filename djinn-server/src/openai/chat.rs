@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(crate) async fn complete(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &CHAT)?;
+    let fields = request.fields(&CHAT)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
     let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
@@ -51,7 +51,8 @@ fn rendered(
     tools: Option<&Tools>,
 ) -> Result<(Vec<u32>, String), ApiError> {
     let told = tools.map(|tools| tools.told(model));
-    let conversation = messages::conversation(fields, told.as_ref(), structure::loses_calls(model))?;
+    let conversation =
+        messages::conversation(fields, told.as_ref(), structure::loses_calls(model), model.context())?;
     let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
     model.encode_conversation(&conversation, prompts)
 }

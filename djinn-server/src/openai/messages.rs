@@ -6,17 +6,24 @@ use djinn_models::Conversation;
 use serde_json::{Map, Value, json};
 
 /// The conversation of a request, with its template's variables, and with `tools` if the model should know any.
-/// `in_texts`: calls of tools and their results become texts, since the template knows neither.
+/// `in_texts`: calls of tools and their results become texts, since the template knows neither. More messages than a
+/// context of `context` tokens has are refused before any work on them.
 pub(super) fn conversation(
     fields: &Fields,
     tools: Option<&Told>,
     in_texts: bool,
+    context: u64,
 ) -> Result<Conversation, ApiError> {
     let Some(Value::Array(messages)) = fields.get("messages") else {
         return Err(ApiError::field("messages", "`messages` must be a list of messages"));
     };
     if messages.is_empty() {
         return Err(ApiError::field("messages", "`messages` is empty; give at least one message"));
+    }
+    if messages.len() as u64 > context {
+        let message =
+            format!("{} messages are more than a context of {context} tokens holds", messages.len());
+        return Err(ApiError::too_long("messages", message));
     }
     let messages = messages.iter().enumerate().map(|(at, message)| self::message(at, message));
     let mut body = Map::new();
@@ -89,9 +96,13 @@ fn calls_in_texts(messages: Vec<Value>) -> Result<Vec<Value>, ApiError> {
 
 /// Appends a line to a message's text.
 fn append(message: &mut Value, line: &str) {
-    let text = message["content"].as_str().unwrap_or_default();
-    let text = if text.is_empty() { line.to_owned() } else { format!("{text}\n{line}") };
-    message["content"] = Value::String(text);
+    match &mut message["content"] {
+        Value::String(text) if !text.is_empty() => {
+            text.push('\n');
+            text.push_str(line);
+        }
+        content => *content = Value::String(line.to_owned()),
+    }
 }
 
 /// The calls of message `at` as texts.
@@ -190,5 +201,22 @@ fn read_arguments(calls: &mut Value) {
         if let Some(object) = read.filter(Value::is_object) {
             *arguments = object;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A copy of the text for each line would take minutes.
+    #[test]
+    fn very_many_results_of_tools_become_one_text() {
+        let results = vec![json!({ "role": "tool", "content": "x".repeat(200) }); 100_000];
+        let texts = calls_in_texts(results).unwrap();
+        let [text] = texts.as_slice() else { panic!("{} messages", texts.len()) };
+        assert_eq!(text["role"], "user");
+        let text = text["content"].as_str().unwrap();
+        assert_eq!(text.lines().count(), 300_000);
+        assert!(text.starts_with("<tool_response>\nxx") && text.ends_with("xx\n</tool_response>"));
     }
 }

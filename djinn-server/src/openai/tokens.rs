@@ -2,7 +2,6 @@
 
 use super::{messages, structure};
 use crate::ApiError;
-use crate::body::Fields;
 use crate::fields::{DETOKENIZE, TOKENIZE};
 use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
@@ -12,7 +11,7 @@ use serde_json::json;
 
 /// The tokens of a text or of a conversation.
 pub(crate) async fn tokenize(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &TOKENIZE)?;
+    let fields = request.fields(&TOKENIZE)?;
     let model = request.model(&fields)?;
     let body = model.work(move |model| {
         let ids = match (fields.read::<String>("prompt")?, fields.read::<String>("content")?) {
@@ -23,7 +22,8 @@ pub(crate) async fn tokenize(request: ApiRequest) -> Answered {
             (None, Some(text)) => model.encode(&text, fields.flag("add_special")?, "content")?,
             (None, None) if fields.get("messages").is_some() => {
                 let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
-                let conversation = messages::conversation(&fields, None, structure::loses_calls(model))?;
+                let conversation =
+                    messages::conversation(&fields, None, structure::loses_calls(model), model.context())?;
                 model.encode_conversation(&conversation, prompts)?.0
             }
             (None, None) => return Err(ApiError::field("prompt", "give `prompt` or `messages`")),
@@ -84,7 +84,7 @@ impl Serialize for TokenList<'_> {
 }
 
 pub(crate) async fn detokenize(request: ApiRequest) -> Answered {
-    let fields = Fields::parse(&request.body, &DETOKENIZE)?;
+    let fields = request.fields(&DETOKENIZE)?;
     let model = request.model(&fields)?;
     let body = model.work(move |model| {
         let ids: Vec<u32> =

@@ -114,6 +114,9 @@ fn prompts_beyond_the_context_are_refused() {
     assert_eq!(error["code"], "context_length_exceeded");
     let error = shared().refused(TEXT, &completion(json!(vec![1; 100_000]), json!({})), "prompt");
     assert_eq!(error["code"], "context_length_exceeded");
+    let many = json!({ "messages": vec![json!({ "role": "tool", "content": "" }); 10_000] });
+    let error = shared().refused(CHAT, &chat("Hi", many), "messages");
+    assert!(error["message"].as_str().unwrap().starts_with("10000 messages are more than"), "{error}");
 }
 
 #[test]

@@ -189,9 +189,12 @@ fn assistant(messages: &mut Vec<Value>) -> &mut Value {
 }
 
 fn append(message: &mut Value, name: &str, more: &str) {
-    if !more.is_empty() {
-        let text = message.get(name).and_then(Value::as_str).unwrap_or_default();
-        message[name] = Value::String(format!("{text}{more}"));
+    if more.is_empty() {
+        return;
+    }
+    match &mut message[name] {
+        Value::String(text) => text.push_str(more),
+        text => *text = Value::String(more.to_owned()),
     }
 }
 
@@ -311,4 +314,21 @@ fn add_text(fields: &Fields, chat: &mut Map<String, Value>) -> Result<(), ApiErr
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A copy of the text for each item would take minutes.
+    #[test]
+    fn very_many_items_of_the_assistant_become_one_message() {
+        let text = json!({ "type": "message", "role": "assistant", "content": "two".repeat(70) });
+        let mut items = vec![text; 100_000];
+        items.push(json!({ "type": "reasoning", "content": [{ "type": "reasoning_text", "text": "why" }] }));
+        items.push(json!({ "type": "reasoning" }));
+        let messages = messages(&items, &mut |_| "input".to_owned()).unwrap();
+        let text = "two".repeat(7_000_000);
+        assert_eq!(messages, [json!({ "role": "assistant", "content": text, "reasoning_content": "why" })]);
+    }
 }
