@@ -1,5 +1,6 @@
 //! The server: models by name, access, limits, state.
 
+use crate::blocking;
 use crate::body::{Fields, ParsingRoom, RoomTaken};
 use crate::error::{Error, Result};
 use crate::facts::RequestFacts;
@@ -419,6 +420,14 @@ pub(crate) async fn metrics_page(State(server): State<Arc<Server>>) -> Response<
         pages.push(ModelPage { name, metrics: &model.metrics, occupancy, sessions, is_up, is_loaded, loads });
     }
     let mut page = metrics::page(&pages, &server.metrics);
-    server.sharing.write_metrics(&mut page);
+    if server.sharing.is_there() {
+        let server = Arc::clone(&server);
+        let of_store = blocking::run(move || {
+            let mut page = String::new();
+            server.sharing.write_metrics(&mut page);
+            page
+        });
+        page += &of_store.await.unwrap_or_default();
+    }
     reply::of_type("text/plain; version=0.0.4; charset=utf-8", page)
 }

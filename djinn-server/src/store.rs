@@ -23,8 +23,8 @@ use crate::{ApiError, reply};
 use axum::http::StatusCode;
 use counts::Counts;
 use disk::Folders;
-use djinn_models::Location;
 use djinn_models::stored::{ContentHash, ModelManifest, read_manifest};
+use djinn_models::{Location, Model};
 use djinn_vmu::size;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashSet};
@@ -41,14 +41,36 @@ const REGISTERED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The most pieces that arrive at the same time.
 const UPLOADS: usize = 32;
 
+/// The models that a server answers for, by name.
+pub(crate) trait Serves {
+    /// The location of the model of this name, if there is one.
+    fn place_of(&self, name: &str) -> Option<Location>;
+
+    /// Opens the model at `place`, which will be moved to `later` before it is served.
+    ///
+    /// # Errors
+    /// 400 for files that are not a model.
+    fn open(&self, place: &Location, later: Location) -> Result<Model, ApiError>;
+
+    /// Serves an open model.
+    ///
+    /// # Errors
+    /// A used name, or a model that the server's settings exclude.
+    fn add(&self, name: &str, model: Model) -> Result<(), ApiError>;
+
+    /// Ends to serve the model of this name.
+    fn remove(&self, name: &str);
+}
+
 /// Pieces of models on a disk, and the models that consist of them.
 #[derive(Debug)]
 pub struct ModelStore {
     folders: Folders,
     quota: u64,
+    /// Locked for moments only, not while many files are searched or removed or one is synced.
     books: Mutex<Books>,
-    /// One model is assembled at a time.
-    committing: Mutex<()>,
+    /// Held while manifests and models change, one at a time.
+    changing: Mutex<()>,
     uploads: Arc<Semaphore>,
     counts: Counts,
     /// Held as long as the store is open.
@@ -68,6 +90,7 @@ struct Books {
 /// A model, complete or not.
 #[derive(Clone, Debug)]
 struct Entry {
+    id: ContentHash,
     registration: Arc<Registration>,
     /// Of its pieces.
     sizes: Arc<BTreeMap<ContentHash, u64>>,
@@ -91,7 +114,7 @@ pub(crate) struct Lacking {
     /// Bytes of all pieces, each counted once.
     bytes: u64,
     lacking_bytes: u64,
-    /// Whether it is a model already.
+    /// Whether it is a model that is served already.
     committed: bool,
     lacking: Vec<LackedPiece>,
 }
@@ -102,13 +125,6 @@ struct LackedPiece {
     bytes: u64,
     /// Bytes that have come.
     have: u64,
-}
-
-impl Registration {
-    fn id(&self) -> Result<ContentHash, ApiError> {
-        let text = serde_json::to_vec(self).map_err(|error| ApiError::failed(error.to_string()))?;
-        Ok(ContentHash::of(&text))
-    }
 }
 
 impl Books {
@@ -149,7 +165,7 @@ impl ModelStore {
             folders,
             quota,
             books: Mutex::default(),
-            committing: Mutex::default(),
+            changing: Mutex::default(),
             uploads: Arc::new(Semaphore::new(UPLOADS)),
             counts: Counts::default(),
             _lock: lock,
@@ -160,7 +176,7 @@ impl ModelStore {
             false => {
                 log::warn!(target: "djinn::server", "the store is not tidied: a manifest in it cannot be read")
             }
-            true => store.collect(&store.books()).map_err(io)?,
+            true => store.collect().map_err(io)?,
         }
         Ok(store)
     }
@@ -186,13 +202,10 @@ impl ModelStore {
         for file in self.folders.registered()? {
             let read = fs::read(&file)?;
             let registration = serde_json::from_slice::<Registration>(&read).ok();
-            let entry = registration.and_then(|registration| {
-                let id = registration.id().ok()?;
-                Some((id, Entry::new(registration, changed(&file)).ok()?))
-            });
+            let entry = registration.and_then(|registration| Entry::new(registration, changed(&file)).ok());
             let fresh = reply::unix_now().saturating_sub(changed(&file)) < REGISTERED_FOR.as_secs();
             match entry {
-                Some((id, entry)) if fresh => drop(books.registered.insert(id, entry)),
+                Some(entry) if fresh => drop(books.registered.insert(entry.id, entry)),
                 _ => fs::remove_file(&file)?,
             }
         }
@@ -203,10 +216,19 @@ impl ModelStore {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Every model with its location, by name.
     pub(crate) fn models(&self) -> Vec<(String, Location)> {
-        let place = |name: &String| (name.clone(), self.location(self.folders.model(name), name));
-        self.books().models.keys().map(place).collect()
+        let names: Vec<String> = self.books().models.keys().cloned().collect();
+        names.into_iter().map(|name| (name.clone(), self.place(&name))).collect()
+    }
+
+    /// The location of a model of this name.
+    pub(crate) fn place(&self, name: &str) -> Location {
+        self.location(self.folders.model(name), name)
     }
 
     fn location(&self, folder: PathBuf, name: &str) -> Location {
@@ -222,66 +244,81 @@ impl ModelStore {
     /// Registers a manifest, and returns what the store lacks. The same one may be registered again.
     ///
     /// # Errors
-    /// 400 for an invalid name or manifest, 409 for a name of another model (`is_taken` knows the server's), 507 if
-    /// the quota or the disk is too small, 429 if too many are registered.
+    /// 400 for an invalid name or manifest, 409 for a name of another model of the store or of the `models` that are
+    /// served, 507 if the quota or the disk is too small, 429 if too many are registered.
     pub(crate) fn register(
         &self,
         name: String,
         manifest: ModelManifest,
-        is_taken: &dyn Fn(&str) -> bool,
+        models: &dyn Serves,
     ) -> Result<Lacking, ApiError> {
-        self.registered(name, manifest, is_taken).inspect_err(|_| self.counts.refused.add(1))
+        self.registered(name, manifest, models).inspect_err(|_| self.counts.refused.add(1))
     }
 
     fn registered(
         &self,
         name: String,
         manifest: ModelManifest,
-        is_taken: &dyn Fn(&str) -> bool,
+        models: &dyn Serves,
     ) -> Result<Lacking, ApiError> {
         name::check(&name).map_err(|error| ApiError::field("name", error))?;
         manifest.check().map_err(|error| ApiError::field("files", error))?;
         let registration = Registration { name: name.clone(), manifest };
-        let id = registration.id()?;
         let entry =
             Entry::new(registration, reply::unix_now()).map_err(|error| ApiError::field("files", error))?;
-        let mut books = self.books();
-        self.forget_old(&mut books)?;
-        let committed = match books.models.get(&name) {
-            Some(model) if model.registration.id()? == id => true,
-            Some(_) => return Err(taken(&name)),
-            None if is_taken(&name) => return Err(taken(&name)),
-            None => false,
+        let id = entry.id;
+        let _turn = self.changing();
+        self.forget_old()?;
+        let served = models.place_of(&name);
+        let is_served = served.as_ref() == Some(&self.place(&name));
+        let is_stored = match self.books().models.get(&name) {
+            Some(model) if model.id == id && (is_served || served.is_none()) => true,
+            None if served.is_none() => false,
+            _ => return Err(taken(&name)),
         };
+        let is_new = !is_stored && self.book(&entry)?;
         let lacking = self.lacking(&entry);
         let lacking_bytes = lacking.iter().map(|piece| piece.bytes - piece.have).sum();
-        if let Some(free) = self.folders.free_bytes().filter(|&free| free < lacking_bytes) {
-            let (lacking, free) = (size::human(lacking_bytes), size::human(free));
-            return Err(full(format!("its disk has room for {free} of the {lacking} that are to come")));
-        }
-        if !committed && !books.registered.contains_key(&id) {
-            if books.registered.len() >= MOST_REGISTERED {
-                return Err(ApiError::busy(format!(
-                    "{MOST_REGISTERED} manifests wait for their pieces; commit or delete some"
-                )));
+        let written = match self.folders.free_bytes().filter(|&free| free < lacking_bytes) {
+            Some(free) => {
+                let (lacking, free) = (size::human(lacking_bytes), size::human(free));
+                Err(full(format!("its disk has room for {free} of the {lacking} that are to come")))
             }
-            let needed = books.bytes_with(&entry.sizes);
-            if needed > self.quota {
-                let (needed, quota) = (size::human(needed), size::human(self.quota));
-                return Err(full(format!("with this model the store would have {needed} of {quota}")));
+            None if is_new => {
+                self.folders.write_registered(&id, entry.registration.as_ref()).map_err(of_disk)
             }
-            self.folders.write_registered(&id, entry.registration.as_ref()).map_err(of_disk)?;
-            books.registered.insert(id, entry.clone());
+            None => Ok(()),
+        };
+        written.inspect_err(|_| {
+            if is_new {
+                self.books().registered.remove(&id);
+            }
+        })?;
+        let (bytes, committed) = (entry.bytes(), is_stored && is_served);
+        Ok(Lacking { id, object: "store.manifest", name, bytes, lacking_bytes, committed, lacking })
+    }
+
+    /// Registers a manifest, if it is not; its pieces are kept from now on. Returns whether it was not.
+    ///
+    /// # Errors
+    /// 429 if too many are registered, 507 if the quota is too small.
+    fn book(&self, entry: &Entry) -> Result<bool, ApiError> {
+        let mut books = self.books();
+        if books.registered.contains_key(&entry.id) {
+            return Ok(false);
         }
-        Ok(Lacking {
-            id,
-            object: "store.manifest",
-            name,
-            bytes: entry.sizes.values().sum(),
-            lacking_bytes,
-            committed,
-            lacking,
-        })
+        if books.registered.len() >= MOST_REGISTERED {
+            return Err(ApiError::busy(format!(
+                "{MOST_REGISTERED} manifests wait for their pieces; commit or delete some"
+            )));
+        }
+        let needed = books.bytes_with(&entry.sizes);
+        if needed > self.quota {
+            let (needed, quota) = (size::human(needed), size::human(self.quota));
+            return Err(full(format!("with this model the store would have {needed} of {quota}")));
+        }
+        books.registered.insert(entry.id, entry.clone());
+        Ok(true)
     }
 
     /// The pieces that are not complete.
@@ -298,25 +335,30 @@ impl ModelStore {
     /// # Errors
     /// 404 for an unknown one.
     pub(crate) fn unregister(&self, id: &ContentHash) -> Result<(), ApiError> {
-        let mut books = self.books();
-        books.registered.remove(id).ok_or_else(|| no_manifest(id))?;
-        self.counts.forgotten.add(1);
-        self.folders.remove_registered(id).map_err(of_disk)?;
-        self.collect(&books).map_err(of_disk)
+        let _turn = self.changing();
+        self.books().registered.remove(id).ok_or_else(|| no_manifest(id))?;
+        self.forget(&[*id])
     }
 
     /// Forgets manifests whose pieces did not come in time.
-    fn forget_old(&self, books: &mut Books) -> Result<(), ApiError> {
+    fn forget_old(&self) -> Result<(), ApiError> {
         let now = reply::unix_now();
-        let is_old = |entry: &Entry| now.saturating_sub(entry.created) >= REGISTERED_FOR.as_secs();
-        let old: Vec<ContentHash> =
-            books.registered.iter().filter(|(_, entry)| is_old(entry)).map(|(id, _)| *id).collect();
-        for id in &old {
-            books.registered.remove(id);
+        let mut old = Vec::new();
+        self.books().registered.retain(|id, entry| {
+            let is_old = now.saturating_sub(entry.created) >= REGISTERED_FOR.as_secs();
+            old.extend(is_old.then_some(*id));
+            !is_old
+        });
+        if old.is_empty() { Ok(()) } else { self.forget(&old) }
+    }
+
+    /// Removes from the disk what manifests need that are not registered any more.
+    fn forget(&self, ids: &[ContentHash]) -> Result<(), ApiError> {
+        for id in ids {
             self.counts.forgotten.add(1);
             self.folders.remove_registered(id).map_err(of_disk)?;
         }
-        if old.is_empty() { Ok(()) } else { self.collect(books).map_err(of_disk) }
+        self.collect().map_err(of_disk)
     }
 
     /// Whether a model of this name is the store's.
@@ -324,24 +366,31 @@ impl ModelStore {
         self.books().models.contains_key(name)
     }
 
-    /// Removes a model, and the pieces that no other one has.
+    /// Removes a model, which is not served from now on, and the pieces that no other one has.
     ///
     /// # Errors
     /// 404 for an unknown one.
-    pub(crate) fn remove(&self, name: &str) -> Result<(), ApiError> {
-        let mut books = self.books();
-        if !books.models.contains_key(name) {
+    pub(crate) fn remove(&self, name: &str, models: &dyn Serves) -> Result<(), ApiError> {
+        let _turn = self.changing();
+        if !self.has(name) {
             return Err(ApiError::no_model(name));
         }
+        let place = self.place(name);
+        if models.place_of(name) == Some(place) {
+            models.remove(name);
+        }
         self.folders.remove_model(name).map_err(of_disk)?;
-        books.models.remove(name);
-        self.collect(&books).map_err(of_disk)
+        self.books().models.remove(name);
+        self.collect().map_err(of_disk)
     }
 
-    /// Removes pieces that nothing names.
-    fn collect(&self, books: &Books) -> std::io::Result<()> {
-        let keeps = |hash: &ContentHash| books.wanted(hash).is_some() || books.writing.contains(hash);
-        self.folders.retain(keeps, |bytes| self.counts.collected(bytes))
+    /// Removes pieces that nothing names. No piece gets a name meanwhile, since manifests change one at a time.
+    fn collect(&self) -> std::io::Result<()> {
+        let kept: HashSet<ContentHash> = {
+            let books = self.books();
+            books.entries().flat_map(|entry| entry.sizes.keys()).chain(&books.writing).copied().collect()
+        };
+        self.folders.retain(|hash| kept.contains(hash), |bytes| self.counts.collected(bytes))
     }
 
     /// What the store holds.
@@ -367,7 +416,8 @@ impl ModelStore {
 impl Entry {
     fn new(registration: Registration, created: u64) -> Result<Self, String> {
         let sizes = Arc::new(registration.manifest.sizes()?);
-        Ok(Entry { registration: Arc::new(registration), sizes, created })
+        let text = serde_json::to_vec(&registration).map_err(|error| error.to_string())?;
+        Ok(Entry { id: ContentHash::of(&text), registration: Arc::new(registration), sizes, created })
     }
 
     fn bytes(&self) -> u64 {

@@ -45,7 +45,8 @@ fn hash(text: &str) -> Result<ContentHash, ApiError> {
 
 /// Answers `GET /v1/store`.
 pub(crate) async fn show(State(server): State<Arc<Server>>, asker: Asker) -> Answered {
-    reply::ok(&store(&server, asker)?.show())
+    let store = store(&server, asker)?;
+    reply::ok(&on_disk(move || Ok(store.show())).await?)
 }
 
 /// Answers `POST /v1/store/manifests`.
@@ -55,9 +56,7 @@ pub(crate) async fn register(request: ApiRequest) -> Answered {
     let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
     let name: String = fields.read("name")?.ok_or_else(|| missing("name"))?;
     let files = fields.read("files")?.ok_or_else(|| missing("files"))?;
-    let lacking =
-        on_disk(move || store.register(name, ModelManifest { files }, &|name| server.served(name).is_some()))
-            .await?;
+    let lacking = on_disk(move || store.register(name, ModelManifest { files }, &*server)).await?;
     reply::ok(&lacking)
 }
 
@@ -179,13 +178,7 @@ fn with_progress(status: StatusCode, arrived: Arrived) -> Response<Body> {
 /// Answers `POST /v1/store/manifests/{id}/commit`.
 pub(crate) async fn commit(Path(id): Path<String>, request: ApiRequest) -> Answered {
     let (store, id, server) = (request.server.store_for(request.tenant)?, hash(&id)?, request.server);
-    let name = on_disk(move || {
-        let is_taken = |name: &str| server.served(name).is_some();
-        let (name, model) = store.commit(&id, &is_taken, &|place, later| server.open_stored(place, later))?;
-        server.add_opened(&name, model).map_err(|error| ApiError::failed(error.to_string()))?;
-        Ok(name)
-    })
-    .await?;
+    let name = on_disk(move || store.commit(&id, &*server)).await?;
     Ok(reply::json(StatusCode::CREATED, &json!({ "id": name, "object": "model", "owned_by": "djinn" })))
 }
 
@@ -207,8 +200,7 @@ pub(crate) async fn delete_model(
                 false => ApiError::no_model(&gone),
             });
         }
-        server.remove(&gone);
-        store.remove(&gone)
+        store.remove(&gone, &*server)
     })
     .await?;
     reply::ok(&json!({ "id": name, "object": "model", "deleted": true }))

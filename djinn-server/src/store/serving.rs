@@ -1,6 +1,6 @@
 //! Serves the store's models.
 
-use super::ModelStore;
+use super::{ModelStore, Serves};
 use crate::ApiError;
 use crate::guard::Tenant;
 use crate::server::Server;
@@ -52,15 +52,6 @@ impl Server {
         Ok(Arc::clone(store))
     }
 
-    /// Opens a model of the store, which will be moved to `later` when it is complete.
-    ///
-    /// # Errors
-    /// 400 for files that are not a model.
-    pub(crate) fn open_stored(&self, place: &Location, later: Location) -> Result<Model, ApiError> {
-        let opened = self.open(place).map_err(|error| ApiError::field("files", djinn_host::one_line(&error)));
-        Ok(Model { location: later, ..opened? })
-    }
-
     /// Serves the store's models. One that cannot be opened is logged and left out.
     pub(crate) fn serve_stored(&self) {
         let Some(store) = &self.sharing.store else { return };
@@ -70,5 +61,25 @@ impl Server {
                 log::error!(target: "djinn::server", "the model {name} of the store is not served: {why}");
             }
         }
+    }
+}
+
+impl Serves for Server {
+    fn place_of(&self, name: &str) -> Option<Location> {
+        Some(self.served(name)?.model().location.clone())
+    }
+
+    fn open(&self, place: &Location, later: Location) -> Result<Model, ApiError> {
+        let opened = self.open(place).map_err(|error| ApiError::field("files", djinn_host::one_line(&error)));
+        Ok(Model { location: later, ..opened? })
+    }
+
+    fn add(&self, name: &str, model: Model) -> Result<(), ApiError> {
+        let added = self.add_opened(name, model);
+        added.map(drop).map_err(|error| ApiError::failed(djinn_host::one_line(&error)))
+    }
+
+    fn remove(&self, name: &str) {
+        self.remove(name);
     }
 }

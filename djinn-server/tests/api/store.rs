@@ -49,10 +49,14 @@ impl Pushing {
 
     /// Another server over the same store, as after a crash: nothing is told to the one before but to end.
     fn again(self) -> Self {
+        self.again_with(|files, folder| server(files, folder, QUOTA))
+    }
+
+    fn again_with(self, server: impl FnOnce(&Files, &Path) -> Server) -> Self {
         let Pushing { running, folder, files, pieces, manifest } = self;
         running.stop.stop();
         running.join();
-        let running = Running::start(&files, server(&files, folder.path(), QUOTA));
+        let running = Running::start(&files, server(&files, folder.path()));
         Pushing { running, folder, files, pieces, manifest }
     }
 
@@ -172,6 +176,59 @@ fn a_model_is_sent_served_and_removed() {
     assert_eq!((pushing.kept("blobs"), pushing.kept("models")), (0, 0));
     assert_eq!(delete("/v1/models/second").status, 404);
     assert_eq!(delete("/v1/models/tiny").status, 409);
+}
+
+/// A server that starts without a model, with or without steering vectors that fit no model.
+fn empty(folder: &Path, with_steering: bool) -> Server {
+    let steering = folder.join("steering");
+    fs::create_dir_all(&steering).unwrap();
+    fs::write(steering.join("wide.json"), json!({ "layer": 0, "vector": vec![1; 7] }).to_string()).unwrap();
+    let setup = Setup { device: DeviceName::Cpu, threads: Some(1), ..Setup::default() };
+    let serving = Serving { steering_dir: with_steering.then_some(steering), ..Serving::default() };
+    let go_on = &mut |_, _| ControlFlow::Continue(());
+    let (device, _) = SharedDevice::start(Vec::new(), &setup, &serving, go_on).unwrap();
+    Server::new().device(device).store(ModelStore::open(&folder.join("store"), QUOTA).unwrap())
+}
+
+/// A client must not be told that its model is there while nobody can use it.
+#[test]
+fn a_model_is_committed_once_it_is_served() {
+    let pushing = Pushing::with(|_, folder| empty(folder, true));
+    let told = pushing.register("mine");
+    pushing.send(&told);
+    let fails = |pushing: &Pushing| {
+        let told = pushing.register("mine");
+        assert_eq!((&told["committed"], &told["lacking_bytes"]), (&json!(false), &json!(0)));
+        let reply = pushing.commit(&told);
+        let message = reply.error()["message"].to_string();
+        assert!(reply.status == 500 && message.contains("wide.json"), "{reply:?}");
+        assert!(pushing.models().is_empty());
+    };
+    fails(&pushing);
+    fails(&pushing);
+    assert_eq!((pushing.kept("models"), pushing.kept("blobs")), (0, pushing.pieces.len()));
+    let pushing = pushing.again_with(|_, folder| empty(folder, false));
+    assert_eq!(pushing.commit(&pushing.register("mine")).status, 201);
+    let again = pushing.register("mine");
+    assert_eq!((&again["committed"], pushing.commit(&again).status), (&json!(true), 201));
+    assert_eq!(pushing.models(), ["mine"]);
+
+    // It is stored, but this server cannot serve it when it starts, nor later.
+    let pushing = pushing.again_with(|_, folder| empty(folder, true));
+    fails(&pushing);
+    assert_eq!(pushing.target().get("/v1/store").json()["models"][0]["name"], "mine");
+    // Now it could, but for its configuration, which comes back meanwhile.
+    let config = pushing.folder.path().join("store/models").join("mine").join("config.json");
+    let kept = fs::read(&config).unwrap();
+    fs::remove_file(&config).unwrap();
+    let pushing = pushing.again_with(|_, folder| empty(folder, false));
+    let told = pushing.register("mine");
+    assert_eq!((&told["committed"], pushing.commit(&told).status), (&json!(false), 400));
+    fs::write(&config, kept).unwrap();
+    assert_eq!(pushing.commit(&told).status, 201);
+    assert_eq!(pushing.models(), ["mine"]);
+    let body = completion("Once upon", json!({ "model": "mine" }));
+    pushing.target().ok("/v1/completions", &body);
 }
 
 #[test]
