@@ -3,6 +3,7 @@
 use crate::ApiError;
 use crate::error::{Error, Result};
 use axum::http::{HeaderMap, StatusCode, header};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -73,6 +74,11 @@ impl Keys {
             true => Err(Error::Setting(format!("{} holds no API key", file.display()))),
             false => Ok(keys),
         }
+    }
+
+    /// The number of different keys.
+    pub fn len(&self) -> usize {
+        self.hashes.iter().map(blake3::Hash::as_bytes).collect::<HashSet<_>>().len()
     }
 
     /// Whether there are none.

@@ -28,7 +28,7 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     };
     let keys = keys(address.ip(), args)?;
     let device_name = args.device.device.find()?;
-    let serving = serving(&args.load)?;
+    let serving = serving(&args.load, keys.len())?;
     let log_format = args.log_format.into();
     let written = lines::install(log_format, quiet)?;
     let mut server = spans::sent(Server::new())?;
@@ -168,7 +168,13 @@ fn keys(host: IpAddr, args: &ServeArgs) -> Result<Keys> {
     Ok(keys)
 }
 
-fn serving(load: &LoadArgs) -> Result<Serving> {
+/// The most named sessions of one key. If there are several `keys`, it is a quarter of all, so that the sessions of one
+/// do not displace those of the others.
+fn sessions_per_key(sessions: usize, keys: usize) -> usize {
+    if keys > 1 { sessions.div_ceil(4) } else { sessions }
+}
+
+fn serving(load: &LoadArgs, keys: usize) -> Result<Serving> {
     let LoadArgs { max_num_seqs: sequences, kv_cache: kv_bytes, swap_space: host_kv_bytes, .. } = *load;
     let (sessions, session_idle) = (load.max_sessions as usize, Duration::from_secs(load.session_ttl.into()));
     let serving = Serving {
@@ -176,6 +182,7 @@ fn serving(load: &LoadArgs) -> Result<Serving> {
         kv_bytes,
         host_kv_bytes,
         sessions,
+        sessions_per_key: sessions_per_key(sessions, keys),
         session_idle,
         hook_bytes: load.hook_memory,
         longest_pause: Duration::from_secs(load.max_pause.into()),
@@ -209,4 +216,17 @@ fn access(host: IpAddr, args: &AccessArgs) -> AccessRules {
     }
     access.origins.clone_from(&args.allowed_origin);
     access
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_key_may_have_all_sessions_and_each_of_several_a_quarter() {
+        let of_keys = |keys: &[&str]| sessions_per_key(100_000, Keys::new(keys).unwrap().len());
+        assert_eq!((of_keys(&[]), of_keys(&["a"]), of_keys(&["a", "a"])), (100_000, 100_000, 100_000));
+        assert_eq!((of_keys(&["a", "b"]), sessions_per_key(4096, 2)), (25_000, 1024));
+        assert_eq!(sessions_per_key(1, 2), 1);
+    }
 }
