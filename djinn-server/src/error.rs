@@ -160,6 +160,13 @@ impl ApiError {
                 Self::field(field.rsplit(' ').next().unwrap_or(field), error.to_string())
             }
             EngineError::Option(_) => Self::invalid(error.to_string()),
+            EngineError::HookMemory { need, have } => {
+                let message = format!(
+                    "with this, a step may need {need} bytes of memory for hooks, and the server has {have} \
+                     (--hook-memory); arm fewer hooks, give fewer vectors, or have fewer sessions at a time"
+                );
+                ApiError { code: Some("hook_memory"), ..Self::busy(message) }
+            }
             EngineError::Stopped(_)
             | EngineError::Retired { .. }
             | EngineError::Device(_)

@@ -9,7 +9,7 @@ pub use text::{Piece, SpelledToken, TokenInfo};
 use crate::facts::{Generated, RequestFacts};
 use crate::model::{ServedModel, Told};
 use crate::sessions::TurnResult;
-use crate::steering::Steered;
+use crate::steering::{HookRoom, Steered};
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
 use applied::Applied;
 use djinn_engine::debug::DebugSetup;
@@ -161,7 +161,8 @@ impl Answers {
         let sessions = &model.sessions;
         let own = generate.session.as_ref().and_then(|session| sessions.steering(session));
         let named = generate.steering.as_deref().or(own.as_deref());
-        let steered = Steered::new(&model.steering, &generate.tenant, named, "steering.vectors")?;
+        let room = HookRoom { bytes: model.hook_bytes, sessions: open as u64 };
+        let steered = Steered::new(&model.steering, &generate.tenant, named, "steering.vectors", room)?;
         let debugged = generate.session.as_ref().and_then(|session| sessions.debugged(session));
         if let (Some(session), Some(engine)) = (&generate.session, &debugged) {
             applied::check_free(&model, session, engine).await?;

@@ -142,6 +142,8 @@ pub struct ServedModel {
     counted: Mutex<Option<(Occupancy, Instant)>>,
     pub(crate) sessions: Arc<SessionTable>,
     pub(crate) steering: SteeringStore,
+    /// Memory for hooks.
+    pub(crate) hook_bytes: u64,
     /// How long a pause at a breakpoint may last.
     pub(crate) longest_pause: Duration,
     /// Made for the first request with structured output.
@@ -252,6 +254,7 @@ impl ServedModel {
             counted: Mutex::default(),
             sessions: Arc::new(sessions),
             steering,
+            hook_bytes: serving.hook_bytes,
             longest_pause: serving.longest_pause,
             grammars,
             fingerprint: OnceLock::new(),

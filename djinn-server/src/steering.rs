@@ -9,7 +9,7 @@ mod parse;
 pub(crate) mod routes;
 mod store;
 
-pub(crate) use apply::Steered;
+pub(crate) use apply::{HookRoom, Steered};
 pub use apply::{SteeredTokens, SteeringAlgorithm, VectorUse};
 pub(crate) use parse::{BodyForm, ReadTensor, check_values, form as body_form, one_tensor, tensor_of};
 pub(crate) use store::SteeringStore;

@@ -96,13 +96,6 @@ pub(crate) fn refusal(error: &EngineError, graph: &Graph) -> ApiError {
             Ok(_) => ApiError::failed(error.to_string()),
         },
         EngineError::Intervention { .. } => ApiError::field("hook", error.to_string()),
-        EngineError::HookMemory { need, have } => {
-            let message = format!(
-                "with this, a step may need {need} bytes of memory for hooks, and the server has {have} (--hook-memory); \
-                 arm fewer hooks or fewer sessions at a time"
-            );
-            ApiError { code: Some("hook_memory"), ..ApiError::busy(message) }
-        }
         error => ApiError::of_engine(error, "id"),
     }
 }

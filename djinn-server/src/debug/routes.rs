@@ -10,7 +10,7 @@ use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::sessions::Named;
-use crate::steering::{Steered, VectorUse};
+use crate::steering::{HookRoom, Steered, VectorUse};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use djinn_engine::debug::{Breakpoint, PausedAt};
@@ -151,7 +151,8 @@ pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequ
     let fields = request.fields(&SESSION_STEERING)?;
     let part = Part::new(String::new(), Some(&fields.whole()))?;
     let uses = VectorUse::list(&part)?;
-    let steered = Steered::new(&named.model.steering, &named.key.0, Some(&uses), "vectors")?;
+    let room = HookRoom { bytes: named.model.hook_bytes, sessions: 1 };
+    let steered = Steered::new(&named.model.steering, &named.key.0, Some(&uses), "vectors", room)?;
     if let Some(engine) = &named.record.engine {
         let edits = steered.edits;
         let told = debug(engine, named.model.graph(), |debugger, id| debugger.steer(id, edits)).await;

@@ -1,11 +1,12 @@
 //! The field `steering` of requests, with EasySteer's names, and its translation for the engine.
 
+use super::Direction;
 use super::store::{DefaultUse, SteeringStore};
 use crate::ApiError;
 use crate::body::{Fields, Part};
 use crate::debug::hooks;
-use djinn_engine::Edit;
 use djinn_engine::debug::{Steering, TokenKind};
+use djinn_engine::{Edit, Error as EngineError};
 use djinn_models::printable::one_line;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -184,15 +185,16 @@ impl VectorUse {
             }
         }
         let Some(tokens) = self.tokens.kind() else { return Ok(()) };
+        let chosen = |direction: &&Direction| {
+            let layer = hooks::layer(&direction.hook);
+            self.layers.as_ref().is_none_or(|layers| layer.is_some_and(|layer| layers.contains(&layer)))
+        };
+        let chosen = || directions.iter().filter(chosen);
+        steered.take_room(chosen())?;
         steered.hash.update(stored.vectors.digest.as_bytes());
         let how = format!("{:?} {} {:?} {:?}\n", self.algorithm, self.scale, self.layers, self.tokens);
         steered.hash.update(how.as_bytes());
-        for direction in directions {
-            let layer = hooks::layer(&direction.hook);
-            let chosen = |layers: &BTreeSet<u64>| layer.is_some_and(|layer| layers.contains(&layer));
-            if !self.layers.as_ref().is_none_or(chosen) {
-                continue;
-            }
+        for direction in chosen() {
             if direction.values.iter().any(|value| !(value * self.scale).is_finite()) {
                 return Err(wrong("scale", format!("{} makes values infinite", self.scale)));
             }
@@ -204,11 +206,40 @@ impl VectorUse {
     }
 }
 
+/// The memory for hooks that steering may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HookRoom {
+    /// All of it.
+    pub(crate) bytes: u64,
+    /// The sessions that are steered alike, each with its own edits.
+    pub(crate) sessions: u64,
+}
+
 /// Edits of a turn, under construction.
-#[derive(Default)]
 struct Resolving {
     edits: Vec<Steering>,
     hash: blake3::Hasher,
+    room: HookRoom,
+    /// Bytes that the edits take in a step, at least.
+    need: u64,
+}
+
+impl Resolving {
+    /// Counts what edits by these directions take, before they are made: a direction and addends for each session.
+    ///
+    /// # Errors
+    /// 429 if a step has no memory for them.
+    fn take_room<'a>(&mut self, directions: impl Iterator<Item = &'a Direction>) -> Result<(), ApiError> {
+        let values: u64 = directions.map(|direction| direction.values.len() as u64).sum();
+        self.need += 2 * size_of::<f32>() as u64 * values * self.room.sessions;
+        match self.need > self.room.bytes {
+            true => {
+                let (need, have) = (self.need, self.room.bytes);
+                Err(ApiError::of_engine(&EngineError::HookMemory { need, have }, "steering"))
+            }
+            false => Ok(()),
+        }
+    }
 }
 
 /// The standing edits of a turn.
@@ -223,12 +254,13 @@ impl Steered {
     /// The steering of a tenant's request: the vectors in its list at `place`, or else the key's defaults.
     ///
     /// # Errors
-    /// 400 that names the vector at fault.
+    /// 400 that names the vector at fault, 429 for edits that take more than the room.
     pub(crate) fn new(
         store: &SteeringStore,
         tenant: &[u8],
         named: Option<&[VectorUse]>,
         place: &str,
+        room: HookRoom,
     ) -> Result<Self, ApiError> {
         let default;
         let uses = match named {
@@ -247,11 +279,11 @@ impl Steered {
                 &default
             }
         };
-        let mut steered = Resolving::default();
+        let mut steered = Resolving { edits: Vec::new(), hash: blake3::Hasher::new(), room, need: 0 };
         for (at, vector) in uses.iter().enumerate() {
             vector.resolve(store, tenant, &format!("{place}[{at}]"), &mut steered)?;
         }
-        let Resolving { edits, hash } = steered;
+        let Resolving { edits, hash, .. } = steered;
         let digest = (!edits.is_empty()).then(|| hash.finalize());
         Ok(Steered { edits, digest })
     }

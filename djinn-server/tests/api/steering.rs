@@ -395,3 +395,23 @@ fn an_erased_direction_has_no_part() {
         assert!(left.abs() < 1e-5, "{left}");
     }
 }
+
+/// Copies of a small vector are refused before they are made, however many answers and uses there are.
+#[test]
+fn what_steers_fits_the_memory_for_hooks() {
+    let files = Arc::new(Files::new());
+    let serving = Serving { hook_bytes: 256 << 10, ..Serving::default() };
+    let server = Running::start(&files, Server::new().model("tiny", files.load(&serving)));
+    let target = &server.target;
+    keep(target, &json!({ "name": "small", "model": "tiny", "layer": 0, "vector": vector(1, 0.01) }));
+    let steered = |uses: usize, answers: usize| {
+        let vectors = vec![json!({ "source": "small" }); uses];
+        let more = json!({ "steering": { "vectors": vectors }, "n": answers, "max_tokens": 1 });
+        target.post("/v1/completions", &completion("Hi", more))
+    };
+    let reply = steered(64, 16);
+    assert_eq!((reply.status, &reply.error()["code"]), (429, &json!("hook_memory")), "{reply:?}");
+    // The first 43 uses are more than there is, for all answers together.
+    assert!(reply.error()["message"].as_str().unwrap().contains(&(8 * WIDTH * 43 * 16).to_string()));
+    assert_eq!((steered(64, 2).status, steered(4, 16).status), (200, 200));
+}
