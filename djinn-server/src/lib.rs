@@ -21,6 +21,7 @@ mod metrics;
 mod model;
 mod openai;
 mod openapi;
+mod pace;
 mod page;
 mod remote;
 mod reply;

@@ -1,5 +1,6 @@
 //! A connection with a time limit for writes.
 
+use crate::pace::Pace;
 use crate::write_times;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -9,21 +10,24 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream that fails after a write has waited for `limit`. A client that reads nothing would hold its request
-/// forever.
+/// The least average rate of a client that the server waits for. Far more is usual where that happens at all.
+const SLOWEST_BYTES_PER_S: u64 = 16 << 10;
+
+/// A stream that fails once writes have waited for longer than `limit`, and what was written is not worth it. A client
+/// that reads nothing, or next to nothing, would hold its request forever.
 pub(super) struct Timed {
     stream: TcpStream,
-    limit: Duration,
-    /// Runs while a write waits.
-    waiting: Option<Pin<Box<Sleep>>>,
+    pace: Pace,
+    /// Runs while a write waits, since this time.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     begun: Arc<Notify>,
 }
 
 impl Timed {
     pub(super) fn new(stream: TcpStream, limit: Duration) -> Self {
-        Timed { stream, limit, waiting: None, begun: Arc::default() }
+        Timed { stream, pace: Pace::new(limit, SLOWEST_BYTES_PER_S), waiting: None, begun: Arc::default() }
     }
 
     /// Notifies one waiter once something was read.
@@ -31,15 +35,22 @@ impl Timed {
         Arc::clone(&self.begun)
     }
 
-    fn within<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if polled.is_ready() {
-            if self.waiting.take().is_some() {
+    /// What a write came to, within time.
+    fn within(
+        &mut self,
+        context: &mut Context<'_>,
+        polled: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(written) = &polled {
+            let waited = self.waiting.take().map_or(Duration::ZERO, |(since, _)| {
                 write_times::taken();
-            }
+                since.elapsed()
+            });
+            self.pace.took(waited, *written.as_ref().unwrap_or(&0));
             return polled;
         }
-        let limit = self.limit;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
+        let left = self.pace.left();
+        let (_, waiting) = self.waiting.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(left))));
         ready!(waiting.as_mut().poll(context));
         Poll::Ready(Err(ErrorKind::TimedOut.into()))
     }
@@ -87,8 +98,8 @@ impl AsyncWrite for Timed {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_flush(context);
-        self.within(context, polled)
+        let polled = Pin::new(&mut self.stream).poll_flush(context).map_ok(|()| 0);
+        self.within(context, polled).map_ok(drop)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -10,6 +10,7 @@ use crate::ApiError;
 use crate::ask::ask;
 use crate::model::ServedModel;
 use crate::openai::answer_id;
+use crate::pace::Pace;
 use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::Server;
@@ -24,11 +25,11 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-/// The lowest average rate of a sender, in addition to the time for any body, since pages are held meanwhile.
+/// The least average rate of a sender or reader, besides the time for any body or write, since pages are held meanwhile.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// Answers `GET /v1/sessions/{id}/export`.
-pub(crate) async fn export(named: Named) -> Answered {
+pub(crate) async fn export(State(server): State<Arc<Server>>, named: Named) -> Answered {
     let permit = named.model.transfer_permit()?;
     let EngineSession { client, id: session } = named.engine()?.clone();
     let told = ask(|answer| client.begin_export(session, answer)).await;
@@ -54,6 +55,8 @@ pub(crate) async fn export(named: Named) -> Answered {
         read: 0,
         head: Some(head),
         hasher: Some(blake3::Hasher::new()),
+        pace: Pace::new(server.limits.write_time, SLOWEST_BYTES_PER_S),
+        given: None,
         client,
         session,
         _permit: permit,
@@ -76,6 +79,9 @@ struct Export {
     head: Option<Vec<u8>>,
     /// `None` after the checksum was sent.
     hasher: Option<blake3::Hasher>,
+    pace: Pace,
+    /// When the latest bytes were given to the connection, and how many.
+    given: Option<(Instant, usize)>,
     client: Client,
     session: ExportedSession,
     pages: u32,
@@ -87,6 +93,13 @@ impl Export {
     /// The next bytes of the file; `None` at its end. An error ends the response early, which its length shows.
     async fn next(&mut self) -> std::io::Result<Option<Bytes>> {
         let Some(hasher) = &mut self.hasher else { return Ok(None) };
+        if let Some((at, bytes)) = self.given.take() {
+            self.pace.took(at.elapsed(), bytes);
+        }
+        if self.pace.left().is_zero() {
+            log::warn!(target: "djinn::server", "the export of {:?} broke off: it is read too slowly", self.name);
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
         let bytes = if let Some(head) = self.head.take() {
             head
         } else if self.read < self.pages {
@@ -105,6 +118,7 @@ impl Export {
             return Ok(Some(Bytes::copy_from_slice(sum.as_bytes())));
         };
         hasher.update(&bytes);
+        self.given = Some((Instant::now(), bytes.len()));
         Ok(Some(bytes.into()))
     }
 }

@@ -5,6 +5,7 @@ use super::{ModelStore, name};
 use crate::ApiError;
 use crate::blocking;
 use crate::fields::STORE_MANIFESTS;
+use crate::pace::Pace;
 use crate::reply::{self, Answered};
 use crate::request::{Asker, tenant_of};
 use crate::server::{ApiRequest, Server};
@@ -17,12 +18,14 @@ use http_body_util::BodyExt;
 use serde_json::json;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// Headers for the progress of a piece, from the IETF's draft of resumable uploads.
 const OFFSET: &str = "upload-offset";
 const COMPLETE: &str = "upload-complete";
 const LENGTH: &str = "upload-length";
+/// The least average rate of a sender. Several pieces may share a slow line.
+const SLOWEST_BYTES_PER_S: u64 = 8 << 10;
 /// Frames of a body that wait to be written.
 const WAITING: usize = 8;
 
@@ -105,7 +108,7 @@ pub(crate) async fn put(
     Ok(with_progress(status, arrived))
 }
 
-/// Writes a body to a piece. If the client leaves, or is idle for too long, the bytes so far stay.
+/// Writes a body to a piece. If the client leaves, or is too slow, the bytes so far stay.
 async fn arrive(
     server: &Server,
     store: &Arc<ModelStore>,
@@ -135,17 +138,17 @@ async fn arrive(
             "the piece came too slowly; go on from where it came to",
         )
     };
+    let mut pace = Pace::new(server.limits.body_time, SLOWEST_BYTES_PER_S);
     let received = async {
         loop {
-            let frame = timeout(server.limits.body_time, body.frame()).await.map_err(|_| slow())?;
+            let asked = Instant::now();
+            let frame = timeout(pace.left(), body.frame()).await.map_err(|_| slow())?;
             let next = match frame {
                 None => None,
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => Some(data),
-                    Err(_) => continue,
-                },
+                Some(Ok(frame)) => Some(frame.into_data().unwrap_or_default()),
                 Some(Err(_)) => return Ok(()),
             };
+            pace.took(asked.elapsed(), next.as_ref().map_or(0, Bytes::len));
             let ends = next.is_none();
             // The writer reports its own failure.
             if sender.send(next).await.is_err() || ends {

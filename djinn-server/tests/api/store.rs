@@ -5,7 +5,7 @@ use super::{Files, Running, completion};
 use djinn_host::{DeviceName, Setup};
 use djinn_models::Location;
 use djinn_models::stored::{ContentHash, LocalModel};
-use djinn_server::{Keys, ModelStore, Server, Serving, SharedDevice};
+use djinn_server::{Keys, Limits, ModelStore, Server, Serving, SharedDevice};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -276,6 +276,32 @@ fn a_piece_goes_on_where_it_was_broken_off() {
     pushing.send(&told);
     assert_eq!(pushing.commit(&told).status, 201);
     assert_eq!(pushing.text("mine"), pushing.text("tiny"));
+}
+
+/// Each byte comes in time, and the piece never would.
+#[test]
+fn a_piece_that_trickles_is_broken_off() {
+    use std::io::{Read, Write};
+    let time = std::time::Duration::from_millis(200);
+    let limits = Limits { body_time: time, ..Limits::default() };
+    let pushing = Pushing::with(|files, folder| server(files, folder, QUOTA).limits(limits));
+    let told = pushing.register("mine");
+    let (hash, bytes) = pushing.large();
+    let mut stream = pushing.target().connect();
+    stream.set_read_timeout(Some(time / 10)).unwrap();
+    let length = bytes.len();
+    let head =
+        format!("PUT /v1/store/blobs/{hash} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = [0; 12];
+    let answered = bytes.iter().take(500).any(|&byte| {
+        // The server may have closed.
+        let _ = stream.write_all(&[byte]);
+        stream.read(&mut answer).is_ok()
+    });
+    assert!(answered && &answer == b"HTTP/1.1 408", "{:?}", String::from_utf8_lossy(&answer));
+    // What came stays.
+    assert!(pushing.register("mine")["lacking_bytes"].as_u64() < told["lacking_bytes"].as_u64());
 }
 
 #[test]
