@@ -25,10 +25,9 @@ use djinn_models::{Location, Model};
 use djinn_vmu::Machine;
 use serde_json::{Map, json};
 use std::net::{TcpListener, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// Limits of number and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +78,7 @@ pub struct Server {
     access: Option<AccessRules>,
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) parsing: ParsingRoom,
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: ServerMetrics,
     pub(crate) log_format: LogFormat,
@@ -107,7 +106,7 @@ impl Server {
             access: None,
             permits: Arc::new(Semaphore::new(limits.requests)),
             parsing: ParsingRoom::default(),
-            draining: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
             responses: ResponseStore::default(),
             metrics: ServerMetrics::default(),
             log_format: LogFormat::default(),
@@ -326,7 +325,13 @@ impl Server {
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        *self.draining.borrow()
+    }
+
+    /// Waits until the server is ending.
+    pub(crate) async fn drains(&self) {
+        // It has the sender.
+        let _ = self.draining.subscribe().wait_for(|ends| *ends).await;
     }
 
     pub(crate) fn check_access(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -343,7 +348,7 @@ impl Server {
 
     /// Notes that the server is ending and accepts no more.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.send_replace(true);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::breakpoint::{self, Armed, MOST_BREAKPOINTS, paused_json};
 use super::engine::debug;
-use super::tokens::{LOOK_EVERY, wait_of};
+use super::tokens::{LOOK_SOON, wait_of};
 use crate::ApiError;
 use crate::body::Part;
 use crate::fields::{BREAKPOINTS, SESSION_STEERING};
@@ -107,8 +107,8 @@ pub(crate) async fn clear(named: Named, Path((_, breakpoint)): Path<(String, Str
     reply::ok(&json!({ "id": breakpoint, "object": "breakpoint", "deleted": true }))
 }
 
-/// Answers `GET /v1/sessions/{id}/pause`, when the session is paused or the wait is over. The session may get its keys
-/// and values meanwhile.
+/// Answers `GET /v1/sessions/{id}/pause`, when the session is paused, the wait is over or the server ends. The session may
+/// get its keys and values meanwhile.
 pub(crate) async fn wait(
     State(server): State<Arc<Server>>,
     asker: Asker,
@@ -124,12 +124,16 @@ pub(crate) async fn wait(
             return reply::ok(&json!({ "paused_at": json_of(&named, &at) }));
         }
         named.record.engine.iter().for_each(|engine| named.record.bell.ring_at_pause(engine));
-        if timeout_at(until, rings.changed()).await.is_err() {
+        let rung = tokio::select! {
+            rung = timeout_at(until, rings.changed()) => rung.is_ok(),
+            () = server.drains() => false,
+        };
+        if !rung {
             return reply::ok(&json!({ "paused_at": null }));
         }
         if paused(&named).await.is_none() {
             // It was opened or has ended; the next state is not known yet.
-            sleep_until(until.min(Instant::now() + LOOK_EVERY)).await;
+            sleep_until(until.min(Instant::now() + LOOK_SOON)).await;
         }
     }
 }

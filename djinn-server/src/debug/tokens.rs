@@ -10,12 +10,13 @@ use axum::extract::{Path, State};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 /// The longest wait, in milliseconds.
 const LONGEST_WAIT: u64 = 600_000;
-/// How often a running session is polled.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// When a running session is looked at again: soon at first. It may end without a ring, as a fork's turn does.
+pub(super) const LOOK_SOON: Duration = Duration::from_millis(20);
+const LOOK_LATER: Duration = Duration::from_millis(200);
 
 /// A number of milliseconds in a query.
 ///
@@ -34,7 +35,7 @@ pub(super) fn wait_of(
     }
 }
 
-/// Answers `GET /v1/sessions/{id}/tokens`, when the session does not run any more or the wait is over.
+/// Answers `GET /v1/sessions/{id}/tokens`, when the session does not run any more, the wait is over or the server ends.
 pub(crate) async fn show(
     State(server): State<Arc<Server>>,
     asker: Asker,
@@ -43,15 +44,19 @@ pub(crate) async fn show(
 ) -> Answered {
     let tenant = tenant_salt(asker);
     let until = wait_of(&query, "wait_ms", 0, LONGEST_WAIT)?;
+    let mut look_in = LOOK_SOON;
     let (named, state) = loop {
         let named = Named::find(&server, tenant.clone(), &id, &query)?;
+        let mut rings = named.record.bell.subscribe();
         let state = named.state().await;
-        if state != "running" || Instant::now() >= until {
+        if state != "running" || Instant::now() >= until || server.is_draining() {
             break (named, state);
         }
+        named.record.engine.iter().for_each(|engine| named.record.bell.ring_at_pause(engine));
         tokio::select! {
-            () = sleep(LOOK_EVERY) => {}
-            () = sleep_until(until) => {}
+            _ = rings.changed() => look_in = LOOK_SOON,
+            () = sleep_until(until.min(Instant::now() + look_in)) => look_in = LOOK_LATER.min(look_in * 2),
+            () = server.drains() => {}
         }
     };
     let graph = named.model.graph();

@@ -421,6 +421,7 @@ impl Ticket {
         }
         record.turn = None;
         record.used = Instant::now();
+        record.bell.ring();
         if self.using.is_last {
             records.remove(&self.key);
         } else if !self.table.bounds.keeps {

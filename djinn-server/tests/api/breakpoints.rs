@@ -7,6 +7,7 @@ use djinn_models::safetensors::SafetensorsDir;
 use djinn_server::{Server, Serving};
 use djinn_srg::DType;
 use serde_json::{Value, json};
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -508,4 +509,24 @@ fn a_stream_lives_through_a_pause() {
     let said: String =
         chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(json!(said), expected["choices"][0]["message"]["content"]);
+}
+
+/// A server that ends does not wait for clients that wait for pauses.
+#[test]
+fn a_wait_ends_with_the_server() {
+    let files = Arc::new(Files::new());
+    let server = Running::start(&files, Server::new().model("tiny", files.load(&Serving::default())));
+    session(&server.target, "alone", None);
+    let requests = || server.target.metric("djinn_http_requests_total") as u64;
+    let before = requests();
+    let mut stream = server.target.connect();
+    let wait = path("alone", "pause?timeout_ms=60000");
+    stream.write_all(format!("GET {wait} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).unwrap();
+    // Until there is one more request than these.
+    (1..).find(|asked| requests() > before + asked);
+    server.stop.stop();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("{\"paused_at\":null}"), "{answer}");
+    server.join();
 }
