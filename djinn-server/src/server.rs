@@ -404,14 +404,19 @@ impl ApiRequest {
     }
 }
 
-/// Answers `/ready`: whether all models answer requests, and the server is not ending.
-pub(crate) async fn ready(State(server): State<Arc<Server>>) -> Response<Body> {
+/// Answers `/ready`: whether all models answer requests, and the server is not ending. Only those who may ask for the
+/// models learn the names of those that do not.
+pub(crate) async fn ready(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response<Body> {
     let ends = server.is_draining();
     let missing: Vec<String> =
         server.models().iter().filter(|(_, model)| !model.is_ready()).map(|(name, _)| name.clone()).collect();
     let ready = !ends && missing.is_empty();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    reply::json(status, &json!({ "ready": ready, "draining": ends, "models_not_ready": missing }))
+    let mut body = json!({ "ready": ready, "draining": ends, "not_ready": missing.len() });
+    if server.tenant(&headers).is_ok() {
+        body["models_not_ready"] = json!(missing);
+    }
+    reply::json(status, &body)
 }
 
 /// Answers `/metrics` in Prometheus' format.

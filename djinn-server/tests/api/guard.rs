@@ -36,6 +36,9 @@ fn a_key_is_needed_where_there_are_keys() {
         target.with(name, key).ok("/v1/completions", &completion("Hi", json!({})));
     }
     assert_eq!((target.get("/health").status, target.get("/ready").status), (200, 200));
+    let of = |target: &super::client::Target| target.get("/ready").json();
+    assert_eq!((&of(target)["not_ready"], of(target).get("models_not_ready")), (&json!(0), None));
+    assert_eq!(of(&target.with("x-api-key", "secret-one"))["models_not_ready"], json!([]));
 }
 
 #[test]
