@@ -66,7 +66,12 @@ pub(crate) async fn count_tokens(headers: HeaderMap, request: ApiRequest) -> Ans
     check_version(&headers)?;
     let fields = request.fields(&COUNT_TOKENS)?;
     let model = request.model(&fields)?;
+    // What does not count must mean something all the same.
+    fields.flag("stream")?;
+    fields.integer("max_tokens", 1..=u64::MAX)?;
+    request.hints(&fields, None)?;
     let prompt = model.work(move |model| {
+        request::stop_sequences(&fields)?;
         chat::prompt(&request::chat_fields(&fields)?, model).map_err(request::in_own_names)
     });
     let tokens = prompt.await?.len();

@@ -38,8 +38,9 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
     }
 }
 
-/// The prompt's tokens.
+/// The prompt's tokens. Other fields are checked, too.
 pub(crate) fn prompt(fields: &Fields, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
+    super::generate(fields, model, &[])?;
     let tools = Tools::read(fields)?;
     Ok(rendered(fields, model, tools.as_ref())?.0)
 }

@@ -72,6 +72,7 @@ impl Hints {
         let expected_wait = agent.whole("expected_tool_duration_ms", u64::MAX)?.map(Duration::from_millis);
         let urgency: Option<i32> = nv_agent.read("priority")?;
         let signal = kv_signal(fields)?;
+        Part::of(fields, "metadata")?;
         let session = identity::find(headers, fields, response)?.map(|named| SessionUse {
             tenant: tenant.clone(),
             id: named.id,

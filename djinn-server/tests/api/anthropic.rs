@@ -187,6 +187,25 @@ fn failures_have_their_own_form() {
     failed(&shared().send("POST", MESSAGES, b"{"), 400, "invalid_request_error");
     failed(&shared().post(MESSAGES, &message("Hi", json!({ "model": "none" }))), 404, "not_found_error");
     failed(&shared().post(COUNT, &json!({ "model": "none", "messages": [] })), 404, "not_found_error");
+    for (name, value) in [
+        ("stop_sequences", json!(5)),
+        ("stop_sequences", json!([""])),
+        ("max_tokens", json!("many")),
+        ("stream", json!("yes")),
+        ("temperature", json!(3)),
+        ("priority", json!("first")),
+        ("nvext", json!({ "session_control": { "action": "x" } })),
+    ] {
+        let why = failed(
+            &shared().post(COUNT, &message("Hi", json!({ name: value }))),
+            400,
+            "invalid_request_error",
+        );
+        assert!(why.contains(name) || name == "nvext", "{why}");
+    }
+    // The tokens of a conversation that no answer follows.
+    let ends = json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Yes" }] });
+    assert_eq!(shared().post(COUNT, &message("", ends)).status, 200);
     failed(&shared().get("/v1/messages/nothing"), 404, "not_found_error");
     failed(&shared().get(MESSAGES), 405, "invalid_request_error");
     let long = "x".repeat(9 << 20);
