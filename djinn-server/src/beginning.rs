@@ -16,7 +16,7 @@ const TELLS_EVERY: Duration = Duration::from_millis(500);
 
 /// How an API tells of an answer that has not begun.
 pub(crate) struct Told {
-    /// That it will not.
+    /// Writes the event that says the answer will not begin.
     pub(crate) failure: fn(&ApiError, &mut Frames),
     /// How far its model is, if the API has an event for that.
     pub(crate) progress: fn(&ServedModel) -> Option<Value>,

@@ -94,6 +94,8 @@ const SESSION_ID: RequestField = yes(
     "names the session that the request is a turn of, as headers do: [sessions](../djinn-server/README.md#sessions)",
 );
 
+const METADATA: RequestField = yes("metadata", "`user_id` names the session, where nothing better does");
+
 const LABEL: &str = "a label for the provider's own records";
 
 // Fields of both chats and completions.
@@ -168,22 +170,23 @@ pub const CHAT: Endpoint = Endpoint {
             "tools",
             "up to 128 functions; given to the chat template, or to the system message where it knows no tools. \
              Calls and results of earlier messages are then written as `<tool_call>` and `<tool_response>`. \
-             Arguments meet their schemas, `strict` or not, where a call is demanded; with `auto`, those of functions with \
-             `strict`, from where the model begins a call, and those of others are objects",
+             Arguments meet their schemas where a call is demanded, and where there is a `response_format`. Otherwise only \
+             those of functions with `strict` do, from the moment the model begins a call; those of other functions are what \
+             the model writes",
         ),
         yes(
             "tool_choice",
             "`none`, `auto`, `required`, a function, `allowed_tools`. With a call that is demanded the answer is 1 to 32 \
-             calls, of a named function one, and arguments meet their schemas. Of tools that are not among the allowed \
-             ones the model is not told with `auto`",
+             calls, of a named function one, and arguments meet their schemas. With `auto`, the model is shown only the \
+             allowed tools",
         ),
         refused("functions", &["[]"], "it is deprecated"),
         refused("function_call", &["\"none\"", "\"auto\""], "it is deprecated"),
         yes(
             "response_format",
-            "`text`, `json_object` (also with llama.cpp's `schema`), `json_schema`. Beside tools that the model may call or \
-             not, the answer is a value of the format, or a call (of Mistral's and pythonic models a list of them). Where a call is demanded there is \
-             no text to format",
+            "`text`, `json_object` (also with llama.cpp's `schema`), `json_schema`. If the model may also call \
+             tools, the answer is either a value of the format or a call (Mistral, pythonic: a list of calls). If a call is \
+             demanded, the format has no effect",
         ),
         yes("parallel_tool_calls", "with `false` the answer ends after its first call"),
         refused("audio", &[], "answers are text"),
@@ -214,7 +217,6 @@ pub const CHAT: Endpoint = Endpoint {
         refused("guided_choice", &[], "use `response_format`"),
         refused("guided_grammar", &[], "use `response_format`"),
         refused("structured_outputs", &[], "use `response_format`"),
-        ignored("metadata", LABEL),
         ignored("safety_identifier", LABEL),
         ignored("service_tier", "there is one tier"),
         ignored("prompt_cache_options", "prefixes are kept while there is room"),
@@ -223,6 +225,7 @@ pub const CHAT: Endpoint = Endpoint {
         yes("prompt_cache_key", WEAKER),
         yes("program_id", WEAKER),
         yes("user", WEAKER),
+        METADATA,
         HINTS[0],
         HINTS[1],
         HINTS[2],
@@ -289,6 +292,7 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         yes("prompt_cache_key", WEAKER),
         yes("program_id", WEAKER),
         yes("user", WEAKER),
+        METADATA,
         HINTS[0],
         HINTS[1],
         HINTS[2],
@@ -307,8 +311,8 @@ pub const COUNT_TOKENS: Endpoint =
 const MESSAGE_FIELDS: &[RequestField] = &[
     yes(
         "messages",
-        "text, tools' calls and results, thinking; images and documents are refused, and so is an answer's \
-                     beginning as the last message",
+        "text, tools' calls and results, thinking; images and documents are refused, and so is an answer's beginning as the \
+         last message, but not to count tokens",
     ),
     yes("system", "a text or blocks of text"),
     MODEL,
@@ -342,7 +346,7 @@ const MESSAGE_FIELDS: &[RequestField] = &[
     refused("mcp_servers", &["[]"], "the server runs no tools"),
     ignored("cache_control", "prefixes are found by their content, and kept while there is room"),
     ignored("context_management", "the conversation is what the client sends"),
-    yes("metadata", "`user_id` names the session, where nothing better does"),
+    METADATA,
     ignored("diagnostics", LABEL),
     ignored("inference_geo", "the server is where it is"),
     ignored("service_tier", "there is one tier"),
@@ -390,7 +394,7 @@ pub const RESPONSES: Endpoint = Endpoint {
         ),
         yes("include", "`message.output_text.logprobs`; others name what no answer has"),
         yes("top_logprobs", "0 to 20, with `include`"),
-        yes("metadata", "given back"),
+        yes("metadata", "given back; `user_id` names the session, where nothing better does"),
         yes("top_k", "as in `/v1/chat/completions`"),
         yes("min_p", "as in `/v1/chat/completions`"),
         yes("repetition_penalty", "as in `/v1/chat/completions`"),

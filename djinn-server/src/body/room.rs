@@ -10,8 +10,9 @@ use tokio::time::timeout;
 const MOST: usize = 1 << 30;
 /// A body of fewer bytes is small.
 const SMALL: usize = 16 << 10;
-/// What a value takes at most on its way from the body to what it says, and what an object takes.
+/// The most bytes that one JSON value takes, from parsing until it has been translated.
 const OF_VALUE: usize = 512;
+/// The same for an object.
 const OF_OBJECT: usize = 2 << 10;
 /// A permit of the semaphore, in bytes.
 const PERMIT: usize = 1 << 10;

@@ -1,4 +1,5 @@
-//! Rings when a session is opened or paused, or its turn ends. The engine has one listener per session, however many clients wait.
+//! Rings when a session is opened or paused, or its turn ends. The engine has one listener per session, however many
+//! clients wait.
 
 use crate::sessions::EngineSession;
 use djinn_engine::SessionId;

@@ -1,7 +1,7 @@
 //! Fields of requests that send models, and of those that the command makes with `--server`.
 
 use super::debug::STEERED;
-use super::{Endpoint, HINTS, MODEL, SESSION_ID, WEAKER, yes};
+use super::{Endpoint, HINTS, METADATA, MODEL, SESSION_ID, WEAKER, yes};
 
 /// `/v1/store/manifests`.
 pub const STORE_MANIFESTS: Endpoint = Endpoint {
@@ -61,6 +61,7 @@ pub const GENERATE: Endpoint = Endpoint {
         yes("prompt_cache_key", WEAKER),
         yes("program_id", WEAKER),
         yes("user", WEAKER),
+        METADATA,
         HINTS[0],
         HINTS[1],
         HINTS[2],
