@@ -5,7 +5,7 @@
 use djinn_engine::TokenMask;
 use djinn_models::Tokenizer;
 use djinn_models::gguf::Gguf;
-use djinn_server::{Grammars, calls_schema};
+use djinn_server::{CallForm, Grammars, ReasoningMode, ToolFormat, calls_schema};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,48 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "{name}: made in {made:.1?}; {} tokens: mean {mean:.1?}, median {median:.1?}, p99 {p99:.1?}",
             times.len()
         );
+    }
+    calls(&tokenizer, &grammars)
+}
+
+/// What a mask costs at places where calls may begin, and a copy of the constraint for another answer.
+fn calls(tokenizer: &Tokenizer, grammars: &Grammars) -> Result<(), Box<dyn std::error::Error>> {
+    let arguments = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "additionalProperties": false });
+    let format = json!({ "type": "object", "properties": { "answer": { "type": "string" } } });
+    for (name, format_of_calls, functions) in [
+        ("Hermes, one function", ToolFormat::Hermes, 1),
+        ("Mistral, eight functions", ToolFormat::Mistral, 8),
+        ("Mistral, 128 functions", ToolFormat::Mistral, 128),
+    ] {
+        let form = CallForm {
+            format: format_of_calls,
+            functions: (0..functions).map(|at| (format!("function_{at}"), arguments.clone())).collect(),
+            markers: Vec::new(),
+            reasoning: ReasoningMode::Off,
+        };
+        for (format, texts) in [
+            (None, &["So ", "So <", "So [", "So ["][..]),
+            (Some(&format), &["", "<", "[TOOL", "[TOOL_CALLS]"]),
+        ] {
+            let first = grammars.calls(&form, format)?;
+            let began = Instant::now();
+            let copy = first.boxed_clone();
+            let copied = began.elapsed();
+            drop(copy);
+            for text in texts {
+                let mut constraint = first.boxed_clone();
+                for token in tokenizer.encode(text, false)? {
+                    constraint.accept(token)?;
+                }
+                let began = Instant::now();
+                constraint.allow(&mut TokenMask::new(tokenizer.vocab_size()))?;
+                let beside = if format.is_some() { "beside a format" } else { "in free text" };
+                println!(
+                    "{name}, {beside}: copied in {copied:.1?}, mask after {text:?} in {:.1?}",
+                    began.elapsed()
+                );
+            }
+        }
     }
     Ok(())
 }

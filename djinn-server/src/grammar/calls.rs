@@ -9,10 +9,11 @@ use super::{COMPILE_LIMIT, GrammarError, Grammars, schema};
 use crate::{ReasoningMode, ToolFormat};
 use djinn_engine::{Constraint, ConstraintError, TokenMask};
 use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::TokEnv;
+use llguidance::toktrie::{TokEnv, TokTrie, TrieNode};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Bytes of the latest text in which a call's beginning is searched: more than any function's name.
@@ -58,11 +59,29 @@ struct Opening {
 struct Plan {
     openings: Vec<Opening>,
     markers: Vec<(u32, &'static str)>,
-    /// Tokens with a bracket that is not their last byte.
-    brackets: Vec<u32>,
+    /// At their beginnings. Each call takes a copy.
+    grammars: Vec<Mutex<GrammarConstraint>>,
+    /// Tokens with a whole opening and its bracket. There are hardly any.
+    whole: BTreeMap<u32, Begun>,
     env: TokEnv,
     /// Calls without a marker are part of the text's format.
     formatted: bool,
+}
+
+/// What a token may go on with: the rest of an opening, then white space and a bracket.
+struct Continuation<'a> {
+    opening: &'a Opening,
+    rest: &'a [u8],
+    /// Whether white space may precede the rest.
+    spaced: bool,
+}
+
+/// A call that a token begins.
+#[derive(Clone, Copy)]
+struct Begun {
+    /// Where the token has the bracket.
+    at: usize,
+    grammar: usize,
 }
 
 /// What may come outside of calls.
@@ -82,7 +101,6 @@ enum Text {
 
 struct CallConstraint {
     plan: Arc<Plan>,
-    grammars: Vec<GrammarConstraint>,
     text: Text,
     /// The latest text outside of calls and reasoning.
     tail: Vec<u8>,
@@ -105,6 +123,7 @@ impl Grammars {
         format: Option<&Value>,
     ) -> Result<Box<dyn Constraint>, GrammarError> {
         let (openings, grammars) = self.openings(form)?;
+        let grammars = grammars.into_iter().map(Mutex::new).collect();
         let text = match format {
             None => Text::Anything,
             Some(format) if form.format == ToolFormat::Llama3Json => {
@@ -116,16 +135,13 @@ impl Grammars {
             Some(format) => Text::Format { format: self.compile(schema::checked(format)?)?, begun: false },
         };
         let env = self.factory.tok_env().clone();
-        let trie = env.tok_trie();
-        let has_bracket = |&token: &u32| {
-            let bytes = trie.token(token);
-            bytes.iter().position(|byte| b"{[".contains(byte)).is_some_and(|at| at + 1 < bytes.len())
-        };
-        let brackets = (0..trie.vocab_size() as u32).filter(has_bracket).collect();
         let (markers, formatted) = (form.markers.clone(), format.is_some());
+        let mut plan = Plan { openings, markers, grammars, whole: BTreeMap::new(), env, formatted };
+        let marked = plan.openings.iter().filter(|opening| opening.place == Where::Anywhere);
+        let marked = marked.map(|opening| Continuation { opening, rest: &opening.literal, spaced: false });
+        plan.whole = plan.next(&marked.collect::<Vec<_>>()).1;
         Ok(Box::new(CallConstraint {
-            plan: Arc::new(Plan { openings, markers, brackets, env, formatted }),
-            grammars,
+            plan: Arc::new(plan),
             text,
             tail: Vec::new(),
             begins: Some(Where::Start),
@@ -218,16 +234,72 @@ impl Plan {
         self.openings.iter().find_map(at)
     }
 
-    /// Whether a call's bracket may come in the next token.
-    fn is_near(&self, text: &[u8], begins: Option<Where>) -> bool {
-        let spaceless = text.trim_ascii_end();
-        self.openings.iter().any(|Opening { literal, place, .. }| match place {
-            Where::Anywhere => {
-                spaceless.ends_with(literal)
-                    || (1..literal.len()).any(|length| text.ends_with(&literal[..length]))
+    /// How openings that have begun may go on in the next token: those at the text's end, or, if the text is to be
+    /// `only` an opening, the text itself.
+    fn continuations(&self, text: &[u8], begins: Option<Where>, only: bool) -> Vec<Continuation<'_>> {
+        let mut found = Vec::new();
+        for opening in &self.openings {
+            let literal = opening.literal.as_slice();
+            let mut add = |had: usize, spaced: bool| {
+                found.push(Continuation { opening, rest: &literal[had..], spaced });
+            };
+            match opening.place {
+                Where::Anywhere if only => match text.strip_prefix(literal) {
+                    Some(space) if is_space(space) => add(literal.len(), false),
+                    Some(_) => {}
+                    None if literal.starts_with(text) => add(text.len(), false),
+                    None => {}
+                },
+                Where::Anywhere => {
+                    if text.trim_ascii_end().ends_with(literal) {
+                        add(literal.len(), false);
+                    }
+                    (1..literal.len())
+                        .filter(|&had| text.ends_with(&literal[..had]))
+                        .for_each(|had| add(had, false));
+                }
+                place if !self.formatted && begins == Some(place) => {
+                    let had = text.trim_ascii();
+                    if literal.starts_with(had) {
+                        add(had.len(), had.is_empty());
+                    }
+                }
+                _ => {}
             }
-            place => begins == Some(*place) && literal.starts_with(spaceless.trim_ascii_start()),
-        })
+        }
+        found
+    }
+
+    /// The tokens that go on with an opening: within it, and those with the bracket of its call, each once.
+    fn next(&self, continuations: &[Continuation<'_>]) -> (Vec<u32>, BTreeMap<u32, Begun>) {
+        let trie = self.env.tok_trie();
+        let (mut within, mut begun) = (Vec::new(), BTreeMap::new());
+        for Continuation { opening, rest, spaced } in continuations {
+            let mut places = vec![(trie.root(), 0)];
+            if *spaced {
+                spaces(trie, &mut places);
+            }
+            for (from, depth) in places {
+                let mut node = Some(from);
+                for byte in *rest {
+                    node = node.and_then(|node| trie.child_at_byte(node, *byte));
+                    within.extend(node.and_then(TrieNode::token_id));
+                }
+                let Some(node) = node else { continue };
+                let mut after = vec![(node, depth + rest.len())];
+                spaces(trie, &mut after);
+                within.extend(after[1..].iter().filter_map(|(node, _)| node.token_id()));
+                for (node, at) in after {
+                    let Some(bracket) = trie.child_at_byte(node, opening.bracket) else { continue };
+                    all_below(trie, bracket, &mut |token| {
+                        begun.entry(token).or_insert(Begun { at, grammar: opening.grammar });
+                    });
+                }
+            }
+        }
+        within.sort_unstable();
+        within.dedup();
+        (within, begun)
     }
 
     /// Whether a text is the introduction of a call, or its beginning.
@@ -241,6 +313,23 @@ impl Plan {
         })
     }
 
+    /// The grammar of this number.
+    fn grammar(&self, at: usize) -> MutexGuard<'_, GrammarConstraint> {
+        self.grammars[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the grammar accepts the call that a token begins.
+    fn accepts(&self, token: u32, Begun { at, grammar }: Begun) -> bool {
+        let tokens = self.tokens(&self.env.tok_trie().token(token)[at..]);
+        tokens.is_some_and(|tokens| self.grammar(grammar).accepts(&tokens))
+    }
+
+    /// A call that may begin with these tokens, before them.
+    fn call(&self, grammar: usize, tokens: &[u32]) -> Option<GrammarConstraint> {
+        let mut grammar = self.grammar(grammar);
+        grammar.accepts(tokens).then(|| grammar.copy())
+    }
+
     /// The tokens of a piece of text. `None` if it ends within a character that has no token of its own.
     fn tokens(&self, text: &[u8]) -> Option<Vec<u32>> {
         let trie = self.env.tok_trie();
@@ -250,32 +339,49 @@ impl Plan {
     }
 }
 
+fn is_space(text: &[u8]) -> bool {
+    text.iter().all(u8::is_ascii_whitespace)
+}
+
+/// Adds all places of a trie that white space leads to from the given ones, each with its depth.
+fn spaces<'a>(trie: &'a TokTrie, places: &mut Vec<(&'a TrieNode, usize)>) {
+    let mut at = 0;
+    while let Some(&(node, depth)) = places.get(at) {
+        let next = trie.node_children(node).filter(|child| child.byte().is_ascii_whitespace());
+        places.extend(next.map(|child| (child, depth + 1)));
+        at += 1;
+    }
+}
+
+/// Tells the tokens at a place of a trie and below.
+fn all_below(trie: &TokTrie, node: &TrieNode, tell: &mut dyn FnMut(u32)) {
+    let mut left = vec![node];
+    while let Some(node) = left.pop() {
+        node.token_id().into_iter().for_each(&mut *tell);
+        left.extend(trie.node_children(node));
+    }
+}
+
 /// Where `text` has `literal` last.
 fn last(text: &[u8], literal: &[u8]) -> Option<usize> {
     text.windows(literal.len().max(1)).rposition(|window| window == literal)
 }
 
 impl CallConstraint {
-    /// Whether a text that follows the tail begins a call that the grammar refuses.
-    fn refuses(&mut self, bytes: &[u8]) -> bool {
-        let text = [&self.tail, bytes].concat();
-        let Some((grammar, from)) = self.plan.begun(&text, self.begins) else { return false };
-        let Some(tokens) = self.plan.tokens(&text[from..]) else { return true };
-        !self.grammars[grammar].accepts(&tokens)
-    }
-
     /// Allows tokens that begin a call instead of a format.
-    fn allow_openings(&mut self, allowed: &mut TokenMask) {
-        let plan = Arc::clone(&self.plan);
-        let vocab = plan.env.tok_trie().vocab_size().min(allowed.vocab()) as u32;
-        for token in 0..vocab {
-            let bytes = plan.bytes(token);
-            if bytes.is_empty() {
-                continue;
+    fn allow_openings(&self, allowed: &mut TokenMask) {
+        let plan = &self.plan;
+        let (mut within, begun) = plan.next(&plan.continuations(&self.tail, self.begins, true));
+        within.extend(plan.markers.iter().map(|(id, _)| *id));
+        let vocab = allowed.vocab();
+        let is_known = |token: u32| (token as usize) < vocab;
+        for token in within.into_iter().filter(|&token| is_known(token)) {
+            if plan.may_begin(&[&self.tail, plan.bytes(token)].concat()) {
+                allowed.insert(token);
             }
-            let text = [&self.tail, bytes].concat();
-            let begins = plan.begun(&text, self.begins).is_some() && !self.refuses(bytes);
-            if begins || plan.may_begin(&text) {
+        }
+        for (token, begun) in begun.into_iter().filter(|&(token, _)| is_known(token)) {
+            if plan.accepts(token, begun) {
                 allowed.insert(token);
             }
         }
@@ -307,9 +413,8 @@ impl CallConstraint {
         }
         if let Some((grammar, from)) = self.plan.begun(&self.tail, self.begins)
             && let Some(tokens) = self.plan.tokens(&self.tail[from..])
-            && self.grammars[grammar].accepts(&tokens)
+            && let Some(mut call) = self.plan.call(grammar, &tokens)
         {
-            let mut call = self.grammars[grammar].copy();
             tokens.into_iter().try_for_each(|token| call.accept(token))?;
             self.text = Text::Call(call);
             self.end_call();
@@ -363,10 +468,11 @@ impl Constraint for CallConstraint {
             Text::Anything | Text::Nothing => {}
         }
         let mut words = vec![u32::MAX; allowed.vocab().div_ceil(32)];
-        let plan = Arc::clone(&self.plan);
-        if !self.thinking && plan.is_near(&self.tail, self.begins) {
-            for &token in plan.brackets.iter().filter(|&&token| (token as usize) < allowed.vocab()) {
-                if self.refuses(plan.bytes(token)) {
+        if !self.thinking {
+            let plan = &self.plan;
+            let (_, begun) = plan.next(&plan.continuations(&self.tail, self.begins, false));
+            for (&token, &begun) in plan.whole.iter().chain(&begun) {
+                if (token as usize) < allowed.vocab() && !plan.accepts(token, begun) {
                     words[token as usize / 32] &= !(1 << (token % 32));
                 }
             }
@@ -412,13 +518,7 @@ impl Constraint for CallConstraint {
             Text::Format { format, begun } => Text::Format { format: format.copy(), begun: *begun },
             Text::Call(call) => Text::Call(call.copy()),
         };
-        Box::new(CallConstraint {
-            plan: Arc::clone(&self.plan),
-            grammars: self.grammars.iter().map(GrammarConstraint::copy).collect(),
-            text,
-            tail: self.tail.clone(),
-            ..*self
-        })
+        Box::new(CallConstraint { plan: Arc::clone(&self.plan), text, tail: self.tail.clone(), ..*self })
     }
 }
 

@@ -3,7 +3,8 @@
 use super::*;
 use serde_json::json;
 
-const LONGER: [&str; 7] = ["{\"", "{\"name", "{ ", "{x", "{}", ">{\"", ">{x"];
+const LONGER: [&str; 9] =
+    ["{\"", "{\"name", "{ ", "{x", "{}", ">{\"", ">{x", "<tool_call>{\"", "<tool_call>{x"];
 const END: u32 = 128;
 
 /// The bytes of ASCII, an end, and longer tokens.
@@ -38,26 +39,77 @@ fn a_token_does_not_skip_the_beginning_of_a_call() {
     let hermes = grammars.calls(&form(ToolFormat::Hermes, ReasoningMode::Off), None).unwrap();
     let mut text = hermes.boxed_clone();
     write(&mut *text, "So {");
-    assert_eq!(allowed(&mut *text), LONGER, "text is free");
+    let free = &LONGER[..8];
+    assert_eq!(allowed(&mut *text), free, "text is free, but for a call that means nothing");
     // With the opening's last character, or after it.
     write(&mut *text, "<tool_call");
-    assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", "{x", "{}", ">{\""]);
+    assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", "{x", "{}", ">{\"", "<tool_call>{\""]);
     write(&mut *text, ">\n");
-    assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", ">{\"", ">{x"]);
+    assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", ">{\"", ">{x", "<tool_call>{\""]);
     // A call that begins within a token goes on from there.
     let name = END + 2;
     text.accept(name).unwrap();
     assert_eq!(allowed(&mut *text), [""; 0]);
     write(&mut *text, "\":\"f\",\"arguments\":{\"a\":1}}");
-    assert_eq!(allowed(&mut *text), LONGER, "the call is complete");
+    assert_eq!(allowed(&mut *text), free, "the call is complete");
     // At the beginning, for models whose calls have no marker; not within reasoning.
     let llama = form(ToolFormat::Llama3Json, ReasoningMode::Tagged);
     let mut text = grammars.calls(&llama, None).unwrap();
-    assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", ">{\"", ">{x"]);
+    let first = [&LONGER[..3], &LONGER[5..]].concat();
+    assert_eq!(allowed(&mut *text), first);
     write(&mut *text, "<think>So: ");
     assert_eq!(allowed(&mut *text), LONGER);
     write(&mut *text, "</think>");
-    assert_eq!(allowed(&mut *text), ["{\"", "{\"name", "{ ", ">{\"", ">{x"]);
+    assert_eq!(allowed(&mut *text), first);
+}
+
+/// All tokens of a byte that are allowed, as text.
+fn bytes(constraint: &mut dyn Constraint) -> String {
+    let mut mask = TokenMask::new(END as usize + 1 + LONGER.len());
+    constraint.allow(&mut mask).unwrap();
+    (0..128).filter(|&byte| mask.contains(byte)).map(|byte| char::from(byte as u8)).collect()
+}
+
+#[test]
+fn a_call_may_begin_in_place_of_a_format() {
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "additionalProperties": false });
+    let form = |format, names: &[&str]| CallForm {
+        format,
+        functions: names.iter().map(|name| ((*name).to_owned(), schema.clone())).collect(),
+        markers: vec![(END, "[TOOL_CALLS]")],
+        reasoning: ReasoningMode::Off,
+    };
+    let format = json!({ "type": "array", "items": false });
+    let grammars = grammars();
+    let mut text = grammars.calls(&form(ToolFormat::Hermes, &["f"]), Some(&format)).unwrap();
+    assert_eq!((bytes(&mut *text).as_str(), allowed(&mut *text)), ("<[", vec!["<tool_call>{\""]));
+    write(&mut *text, "<");
+    assert_eq!((bytes(&mut *text).as_str(), allowed(&mut *text)), ("t", vec![]));
+    write(&mut *text, "tool_call");
+    assert_eq!((bytes(&mut *text).as_str(), allowed(&mut *text)), (">", vec![">{\""]));
+    write(&mut *text, ">");
+    let spaces = "\t\n\u{c}\r ";
+    let opened = vec!["{\"", "{\"name", "{ "];
+    assert_eq!((bytes(&mut *text), allowed(&mut *text)), (format!("{spaces}{{"), opened.clone()));
+    write(&mut *text, "\n\n\n\n");
+    assert_eq!((bytes(&mut *text), allowed(&mut *text)), ("{".to_owned(), opened));
+    write(&mut *text, "{\"name\":\"f\",\"arguments\":{\"a\":1}}");
+    assert!(text.is_complete());
+
+    // The longer of two names goes on after the shorter one.
+    let form = form(ToolFormat::Mistral, &["f", "fg"]);
+    let first = grammars.calls(&form, Some(&format)).unwrap();
+    let mut text = first.boxed_clone();
+    let mut mask = TokenMask::new(END as usize + 1 + LONGER.len());
+    text.allow(&mut mask).unwrap();
+    assert!(mask.contains(END), "the marker");
+    text.accept(END).unwrap();
+    assert_eq!(bytes(&mut *text), format!("{spaces}[f"));
+    write(&mut *text, "f");
+    assert_eq!(bytes(&mut *text), format!("{spaces}[g{{"));
+    assert_eq!(allowed(&mut *text), ["{\"", "{ ", "{}"]);
+    write(&mut *text, "g[ARGS]{\"a\":1}");
+    assert!(text.is_complete() && !first.is_complete());
 }
 
 #[test]
