@@ -35,8 +35,15 @@ pub(crate) struct Interpreter {
     weights: HashMap<ValueId, Matrix>,
 }
 
+/// Tests wait for this loop, compiled without optimisation, in which iterators are many calls.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    assert_eq!(a.len(), b.len());
+    let (mut sum, mut i) = (0.0, 0);
+    while i < a.len() {
+        sum += a[i] * b[i];
+        i += 1;
+    }
+    sum
 }
 
 impl Interpreter {
@@ -240,7 +247,11 @@ fn gelu(x: f64, form: GeluForm) -> f64 {
                 _ if i % 2 == 1 => 4.0,
                 _ => 2.0,
             };
-            let sum: f64 = (0..=STEPS).map(|i| weight(i) * density(f64::from(i) * h)).sum();
+            let (mut sum, mut i) = (0.0, 0);
+            while i <= STEPS {
+                sum += weight(i) * density(f64::from(i) * h);
+                i += 1;
+            }
             x * (0.5 + sum * h / 3.0)
         }
     }
