@@ -4,12 +4,11 @@ use crate::CpuConfig;
 use crate::event::{Completion, Events};
 use crate::kernels::{self, Kernels};
 use crate::memory::{self, Memory};
-use crate::stream::{Command, Core, Worker};
+use crate::stream::{Command, Core, Streams};
 use djinn_device::{
-    Buffer, Device, DeviceInfo, Encoding, Event, Handles, Operation, Result, Space, Span, Stream, Usage,
+    Buffer, Device, DeviceInfo, Encoding, Event, Operation, Result, Space, Span, Stream, Usage,
 };
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What CPU devices and the simulator compute from, besides plain elements.
@@ -22,7 +21,7 @@ pub const ENCODINGS: &[Encoding] = &Encoding::ENCODED;
 /// every later call that can fail says so.
 pub struct CpuDevice {
     core: Arc<Core>,
-    streams: RwLock<Handles<Worker>>,
+    streams: Streams,
     events: Events,
 }
 
@@ -46,12 +45,11 @@ impl CpuDevice {
             lost: OnceLock::new(),
             origin: Instant::now(),
         };
-        CpuDevice { core: Arc::new(core), streams: RwLock::default(), events: Events::default() }
+        CpuDevice { core: Arc::new(core), streams: Streams::default(), events: Events::default() }
     }
 
     fn enqueue(&self, stream: Stream, command: Command) -> Result<()> {
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        streams.get(stream.id()).unwrap_or_else(|| foreign(stream)).send(command);
+        self.streams.send(stream, command);
         self.core.check()
     }
 
@@ -114,15 +112,11 @@ impl Device for CpuDevice {
     }
 
     fn stream(&self) -> Result<Stream> {
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        let stream = Stream::from_raw(streams.next());
-        streams.insert(Worker::spawn(stream, Arc::clone(&self.core))?);
-        Ok(stream)
+        self.streams.create(&self.core)
     }
 
     fn free_stream(&self, stream: Stream) {
-        let worker = self.streams.write().unwrap_or_else(PoisonError::into_inner).remove(stream.id());
-        join(worker.unwrap_or_else(|| foreign(stream)).close());
+        self.streams.free(stream);
     }
 
     fn event(&self) -> Result<Event> {
@@ -189,24 +183,6 @@ impl Device for CpuDevice {
     fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
         self.core.memory.write_host(span, write)
     }
-}
-
-impl Drop for CpuDevice {
-    fn drop(&mut self) {
-        let workers = std::mem::take(&mut *self.streams.write().unwrap_or_else(PoisonError::into_inner));
-        // Every stream is closed before any is joined; the order does not matter, since a wait only refers
-        // to work enqueued before it.
-        let threads: Vec<_> = workers.into_values().map(Worker::close).collect();
-        threads.into_iter().for_each(join);
-    }
-}
-
-fn join(thread: JoinHandle<()>) {
-    thread.join().expect("a stream's thread catches panics of its work");
-}
-
-fn foreign(stream: Stream) -> ! {
-    panic!("{stream:?} is not a stream of this device, or was freed")
 }
 
 #[cfg(test)]

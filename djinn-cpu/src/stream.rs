@@ -4,9 +4,9 @@ use crate::event::{Completion, SPINS};
 use crate::kernels::Kernels;
 use crate::memory::Memory;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
-use djinn_device::{Error, Operation, Result, Span, Stream};
+use djinn_device::{Error, Handles, Operation, Result, Span, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -37,15 +37,65 @@ pub(crate) enum Command {
     Wait(Arc<Completion>),
 }
 
+/// The streams of one device. Dropping them drains them.
+#[derive(Default)]
+pub(crate) struct Streams(RwLock<Handles<Worker>>);
+
+impl Streams {
+    /// Starts a stream.
+    pub(crate) fn create(&self, core: &Arc<Core>) -> Result<Stream> {
+        let mut streams = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let stream = Stream::from_raw(streams.next());
+        streams.insert(Worker::spawn(stream, Arc::clone(core))?);
+        Ok(stream)
+    }
+
+    /// Enqueues.
+    ///
+    /// # Panics
+    /// If the stream is foreign or was freed.
+    pub(crate) fn send(&self, stream: Stream, command: Command) {
+        let streams = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(stream.id()).unwrap_or_else(|| foreign(stream)).send(command);
+    }
+
+    /// Ends a stream once its queue is empty.
+    ///
+    /// # Panics
+    /// As [`send`](Self::send).
+    pub(crate) fn free(&self, stream: Stream) {
+        let worker = self.0.write().unwrap_or_else(PoisonError::into_inner).remove(stream.id());
+        join(worker.unwrap_or_else(|| foreign(stream)).close());
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        let workers = std::mem::take(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner));
+        // Every stream is closed before any is joined; the order does not matter, since a wait only refers
+        // to work enqueued before it.
+        let threads: Vec<_> = workers.into_values().map(Worker::close).collect();
+        threads.into_iter().for_each(join);
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    thread.join().expect("a stream's thread catches panics of its work");
+}
+
+fn foreign(stream: Stream) -> ! {
+    panic!("{stream:?} is not a stream of this device, or was freed")
+}
+
 /// The host's end of a stream.
-pub(crate) struct Worker {
+struct Worker {
     commands: Sender<Command>,
     thread: JoinHandle<()>,
 }
 
 impl Worker {
     /// Starts the thread of `stream`.
-    pub(crate) fn spawn(stream: Stream, core: Arc<Core>) -> Result<Self> {
+    fn spawn(stream: Stream, core: Arc<Core>) -> Result<Self> {
         let (commands, queue) = unbounded();
         let thread = Builder::new()
             .name(format!("djinn-stream-{}", stream.id()))
@@ -55,12 +105,12 @@ impl Worker {
     }
 
     /// Enqueues.
-    pub(crate) fn send(&self, command: Command) {
+    fn send(&self, command: Command) {
         self.commands.send(command).expect("a stream's thread lives until its queue is closed");
     }
 
     /// Lets the thread end once its queue is empty.
-    pub(crate) fn close(self) -> JoinHandle<()> {
+    fn close(self) -> JoinHandle<()> {
         self.thread
     }
 }
