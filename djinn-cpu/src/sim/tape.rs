@@ -86,7 +86,7 @@ impl Tapes {
     /// If a capture covers the stream.
     pub(super) fn refuse_stream(&self, stream: Stream) {
         let covers = self.kept.iter().any(|(_, tape)| tape.streams.contains(&stream));
-        assert!(!covers, "the host frees {stream:?}, of which a capture is kept");
+        assert!(!covers, "the host frees {stream:?}, which a kept capture covers");
     }
 
     /// # Panics

@@ -289,6 +289,30 @@ fn freeing_a_capture_before_its_replay_is_done_is_misuse() {
     assert!((0..10).any(|seed| panics(seed, true, false)));
 }
 
+#[test]
+fn what_a_kept_capture_needs_and_streams_with_queued_work_are_not_freed() {
+    let device = seeded(0);
+    let (stream, idle, event) = (device.stream().unwrap(), device.stream().unwrap(), device.event().unwrap());
+    let buffer = device.alloc(Space::Device, 8).unwrap();
+    let refuses = |call: &dyn Fn()| catch_unwind(AssertUnwindSafe(call)).is_err();
+    let capture = device.capture::<Error>(&[stream], || {
+        assert!(refuses(&|| drop(device.alloc(Space::Host, 8))), "it allocates within a capture");
+        assert!(refuses(&|| drop(device.is_done(event))), "it asks within a capture");
+        device.fill(stream, buffer.span(), 1)?;
+        device.record(stream, event)
+    });
+    let capture = capture.unwrap();
+    assert!(refuses(&|| device.free_stream(stream)) && refuses(&|| device.free_event(event)));
+    device.free_capture(capture);
+    device.free_event(event);
+    device.fill(stream, buffer.span(), 1).unwrap();
+    assert!(refuses(&|| device.free_stream(stream)), "its work is queued");
+    device.sync(stream).unwrap();
+    device.free_stream(stream);
+    device.free_stream(idle);
+    assert_eq!(device.handles(), [0, 0]);
+}
+
 /// Virtual time of ten copies of 1 ms, each followed by 1 ms of work on it.
 fn pipeline(seed: u64, overlap: bool) -> Duration {
     let device = sim(SimConfig {

@@ -69,11 +69,11 @@ impl OpenTurn {
         match () {
             // The prompt has at least one token.
             () if *generated >= tokens || context >= tokens => {
-                Some(format!("{generated} generated of {tokens} tokens, {context} of which are computed"))
+                Some(format!("{generated} of {tokens} tokens are generated, and {context} are computed"))
             }
             // A token is chosen once all before it were computed.
             () if *generated > 0 && image.computed + 1 < tokens => Some(format!(
-                "{generated} generated of {tokens} tokens, {} of which were computed",
+                "{generated} of {tokens} tokens are generated, and only {} were computed",
                 image.computed
             )),
             () if *tokens_left == 0 || generated.checked_add(*tokens_left).is_none() || tokens > most => {

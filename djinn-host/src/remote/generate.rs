@@ -150,7 +150,7 @@ impl Remote {
         let mut answer = RemoteAnswer { sent_bytes: body.len() as u64, ..RemoteAnswer::default() };
         let (mut text, mut meter) = (String::new(), None);
         // A blocked read cannot be cancelled. At the next line (at least one every 5 s) the reader thread notices that
-        // nobody listens, and closes the connection.
+        // the receiver is gone, and closes the connection.
         let (told, heard) = sync_channel(EVENTS_AHEAD);
         let server = self.clone();
         let reader = std::thread::Builder::new().spawn(move || server.read_events(&body, &told));

@@ -190,7 +190,7 @@ fn empty(folder: &Path, with_steering: bool) -> Server {
     Server::new().device(device).store(ModelStore::open(&folder.join("store"), QUOTA).unwrap())
 }
 
-/// A client must not be told that its model is there while nobody can use it.
+/// A client is told that its model is there only once it can be used.
 #[test]
 fn a_model_is_committed_once_it_is_served() {
     let pushing = Pushing::with(|_, folder| empty(folder, true));
