@@ -343,13 +343,12 @@ template <typename Stored, unsigned DIM> struct HopperTiles : TileLayout<Stored,
         __shared__ Order order;
         char *aligned = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
         Shared &shared = *reinterpret_cast<Shared *>(aligned);
-        if (threadIdx.x < STAGES) {
-            barriers.keys_ready[threadIdx.x].init(COPYING / 2);
-            barriers.values_ready[threadIdx.x].init(COPYING / 2);
-            barriers.keys_free[threadIdx.x].init(COMPUTING / 32);
-            barriers.values_free[threadIdx.x].init(COMPUTING / 32);
-            Barrier::publish();
-        }
+        init_barriers(STAGES, [&](unsigned i) {
+            barriers.keys_ready[i].init_by_warp(COPYING / 2);
+            barriers.values_ready[i].init_by_warp(COPYING / 2);
+            barriers.keys_free[i].init_by_warp(COMPUTING / 32);
+            barriers.values_free[i].init_by_warp(COMPUTING / 32);
+        });
         enter();
         const unsigned units = part.tiles * a.kv.kv_heads * part.groups * part.all_splits;
         order.find(a, part, units);

@@ -49,6 +49,17 @@ struct Barrier {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
     }
 
+    /* The same, called by all lanes of a warp: after a branch to one of them the compiler would use no uniform registers. */
+    __device__ __forceinline__ void init_by_warp(unsigned arrivals) {
+        asm volatile("{\n"
+                     ".reg .pred mine;\n"
+                     "elect.sync _|mine, 0xffffffff;\n"
+                     "@mine mbarrier.init.shared::cta.b64 [%0], %1;\n"
+                     "}" ::"r"(shared_address(this)),
+                     "r"(arrivals)
+                     : "memory");
+    }
+
     /* Call it after `init`, before other blocks (which also need a `cluster_sync`) or copies use the barrier. */
     static __device__ __forceinline__ void publish() {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -98,10 +109,43 @@ struct Barrier {
                          : "memory");
         } while (done == 0);
     }
+
+    /* Waits for two barriers, whose phases have the same parity, at once. */
+    static __device__ __forceinline__ void wait_both(unsigned one, unsigned other, unsigned parity) {
+        unsigned done;
+        do {
+            asm volatile("{\n"
+                         ".reg .pred one, other;\n"
+                         "mbarrier.try_wait.parity.shared::cta.b64 one, [%1], %3;\n"
+                         "mbarrier.try_wait.parity.shared::cta.b64 other, [%2], %3;\n"
+                         "and.pred one, one, other;\n"
+                         "selp.u32 %0, 1, 0, one;\n"
+                         "}"
+                         : "=r"(done)
+                         : "r"(one), "r"(other), "r"(parity)
+                         : "memory");
+        } while (done == 0);
+    }
 };
 
-/* Lets bulk copies that this thread starts read global memory that earlier kernels wrote. */
-__device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/*
+ * Calls `init(i)` for i up to `count`, by one warp each: it calls `init_by_warp` for some barriers. All warps of a block call
+ * this, and then `__syncthreads`. Lanes of one warp would initialise barriers one after another, each in some 50 cycles.
+ */
+template <typename Init> __device__ __forceinline__ void init_barriers(unsigned count, const Init &init) {
+    /* A shuffle, so that the compiler knows the warp to be uniform. */
+#pragma unroll 1
+    for (unsigned i = __shfl_sync(~0u, threadIdx.x / 32, 0); i < count; i += blockDim.x / 32) {
+        init(i);
+    }
+    Barrier::publish();
+}
+
+/*
+ * Lets bulk copies that this thread starts read global memory that earlier kernels wrote. Without `.global` the fence would
+ * also wait for all of the thread's accesses to memory, some 1,000 cycles.
+ */
+__device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 /* Lets the tensor cores read shared memory that this thread's stores and `copy_async` wrote. */
 __device__ __forceinline__ void admit_shared_writes() {

@@ -87,10 +87,10 @@ __device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, un
     return {from < end ? min(end - from, most) : 0, a.order + from, a.slots_per_row};
 }
 
-/* Rows of the weight that a block computes. They lie within one tile. */
+/* Rows of the weight that a block computes: `rows` from `first` on, which are those from `row` on of one tile. */
 struct Share {
     const void *weight;
-    unsigned first, rows;
+    unsigned first, rows, tile, row;
 };
 
 /* How a launch divides the weight: into `blocks` shares of `share` rows, or fewer at a tile's end. */
@@ -134,8 +134,8 @@ __device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned s
     const unsigned each = (a.tile_rows + share - 1) / share;
     const unsigned tile = min(block / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
     const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
-    const unsigned first = min((block - tile * each) * share, tile_rows - rows);
-    return {static_cast<const char *>(a.weights[tile]) + first * row_bytes, start + first, rows};
+    const unsigned row = min((block - tile * each) * share, tile_rows - rows);
+    return {static_cast<const char *>(a.weights[tile]) + row * row_bytes, start + row, rows, tile, row};
 }
 
 /* The same, for a plain weight. */

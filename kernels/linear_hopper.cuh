@@ -66,16 +66,15 @@ template <typename T, bool GATES = false> struct PlainWeight {
     }
 
     /*
-     * Copies a run of a share to a stage. Weights are read once in a launch, so L2 evicts them before activations, which the
-     * next launches read.
+     * Copies a run of a share to a stage. If GATED, the second matrix follows the first's `tiles`. Weights are read once in a
+     * launch, so L2 evicts them before activations, which the next launches read.
      */
-    static __device__ __forceinline__ void copy(char *stage, const Maps &maps, const djinn_linear_args &a,
-                                                const Share &share, unsigned rows, unsigned run, Barrier &ready) {
-        const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
+    static __device__ __forceinline__ void copy(char *stage, const Maps &maps, unsigned tiles, const Share &share,
+                                                unsigned rows, unsigned run, Barrier &ready) {
         ready.arrive_expecting((GATED ? 2 : 1) * rows * BLOCK_ROW);
-        copy_box(stage, maps.weights[tile], run * RUN, row, ready, leaves_first());
+        copy_box(stage, maps.weights[share.tile], run * RUN, share.row, ready, leaves_first());
         if constexpr (GATED) {
-            copy_box(stage + UP, maps.weights[tile + a.n / a.tile_rows], run * RUN, row, ready, leaves_first());
+            copy_box(stage + UP, maps.weights[share.tile + tiles], run * RUN, share.row, ready, leaves_first());
         }
     }
 };
@@ -146,11 +145,12 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         }
         if (lane == 0) {
             const unsigned bytes = stage_bytes(f.share), window = max(1u, WINDOW / Weight::bytes(f.share));
+            const unsigned tiles = Weight::GATED ? a.n / a.tile_rows : 0;
             each_run([&](const Share &share, unsigned run, unsigned copied) {
                 if (copied >= window && copied < f.stages) {
                     barriers.ready[copied - window].wait(0);
                 }
-                Weight::copy(ring + slot * bytes, maps, a, share, f.share, run, barriers.ready[slot]);
+                Weight::copy(ring + slot * bytes, maps, tiles, share, f.share, run, barriers.ready[slot]);
             });
         }
         __syncwarp();
@@ -311,26 +311,38 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         char *ring = handed + sizeof(Sums);
         Hopper work{a, rows, f, barriers, *reinterpret_cast<Sums *>(handed), ring, part, runs_of(a, part)};
         release_next();
-        if (threadIdx.x < f.stages) {
-            barriers.ready[threadIdx.x].init(1);
-            barriers.x_ready[threadIdx.x].init(1);
-            barriers.free[threadIdx.x].init(COMPUTING / 32);
-            Barrier::publish();
-        }
-        if (threadIdx.x == 32) {
-            barriers.summed.init(1);
-            barriers.added.init(PARTIALS * COMPUTING / 32);
-            Barrier::publish();
-        }
-        __syncthreads();
-        cluster_arrive_relaxed();
+        const auto init = [&] {
+            init_barriers(f.stages + 1, [&](unsigned i) {
+                if (i < f.stages) {
+                    barriers.ready[i].init_by_warp(1);
+                    barriers.x_ready[i].init_by_warp(1);
+                    barriers.free[i].init_by_warp(COMPUTING / 32);
+                } else {
+                    barriers.summed.init_by_warp(1);
+                    barriers.added.init_by_warp(PARTIALS * COMPUTING / 32);
+                }
+            });
+            __syncthreads();
+            cluster_arrive_relaxed();
+        };
         if (warp == COMPUTING / 32) {
+            if (lane == 0) {
+                prefetch_map(maps.weights[work.share_at(blockIdx.x / PARTIALS).tile]);
+            }
+            __syncwarp();
+            init();
             work.supply(maps, lane);
             cluster_wait();
         } else if (warp > COMPUTING / 32) {
+            if (lane == 0) {
+                prefetch_map(maps.x);
+            }
+            __syncwarp();
+            init();
             work.supply_x(maps, lane);
             cluster_wait();
         } else {
+            init();
             await_previous();
             for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
                 float sums[N / 2] = {};

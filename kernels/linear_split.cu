@@ -57,12 +57,12 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
 
     /* Copies all stages, by one thread. */
     __device__ __forceinline__ void supply(const SplitMaps &maps) {
-        const unsigned ahead = min(runs, STAGES), piece = share.first / a.tile_rows;
+        const unsigned ahead = min(runs, STAGES);
         const auto column = [&](unsigned i) { return (part + i * PARTIALS) * RUN; };
         const auto weights = [&](unsigned at, unsigned i) {
             char *to = ring + at * STAGE + X_BYTES;
             barriers.ready[at].arrive_expecting(STAGE);
-            copy_box(to, maps.weights[piece], column(i), share.first - piece * a.tile_rows, barriers.ready[at]);
+            copy_box(to, maps.weights[share.tile], column(i), share.row, barriers.ready[at]);
         };
         if (a.fresh != 0) {
             await_previous();
@@ -193,18 +193,28 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
         const Share share = share_of<T>(a, N, tile / groups_of_rows);
         SplitTile work{a, barriers, ring, share, tile % groups_of_rows * ROWS, part, runs_of(a, part)};
         release_next();
-        if (threadIdx.x < STAGES) {
-            barriers.ready[threadIdx.x].init(1);
-            barriers.free[threadIdx.x].init(COMPUTING / 32);
-            Barrier::publish();
-        }
-        if (threadIdx.x == 32) {
-            barriers.summed.init(1 + OWN_WARPS);
-            Barrier::publish();
-            barriers.summed.arrive_expecting(GIVEN);
-        }
-        __syncthreads();
+        const auto init = [&] {
+            init_barriers(STAGES + 1, [&](unsigned i) {
+                if (i < STAGES) {
+                    barriers.ready[i].init_by_warp(1);
+                    barriers.free[i].init_by_warp(COMPUTING / 32);
+                } else {
+                    barriers.summed.init_by_warp(1 + OWN_WARPS);
+                }
+            });
+            __syncthreads();
+        };
         if (warp >= COMPUTING / 32) {
+            if (threadIdx.x == COMPUTING) {
+                prefetch_map(maps.weights[share.tile]);
+                prefetch_map(maps.x);
+            }
+            __syncwarp();
+            init();
+            if (threadIdx.x == COMPUTING) {
+                barriers.summed.arrive_expecting(GIVEN);
+            }
+            __syncwarp();
             /* Moves registers from the producer's warpgroup to the others. */
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (threadIdx.x == COMPUTING) {
@@ -214,6 +224,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
             await_previous();
             cluster_sync();
         } else {
+            init();
             if constexpr (COMPUTING == 256) {
                 asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             } else {

@@ -510,11 +510,10 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
                        rank,
                        gridDim.x / SHARING};
         release_next();
-        if (threadIdx.x < STAGES) {
-            barriers.ready[threadIdx.x].init(1);
-            barriers.free[threadIdx.x].init(SHARING * COMPUTING / 32);
-            Barrier::publish();
-        }
+        init_barriers(STAGES, [&](unsigned i) {
+            barriers.ready[i].init_by_warp(1);
+            barriers.free[i].init_by_warp(SHARING * COMPUTING / 32);
+        });
         cluster_sync();
         if (warp >= COMPUTING / 32) {
             /* Moves registers from the producer's warpgroup to the others. */

@@ -35,6 +35,11 @@ __device__ __forceinline__ uint64_t describe(const void *block, unsigned apart =
 /* The descriptor with this lower half; all have the same upper half. */
 __device__ __forceinline__ uint64_t described(unsigned lower) { return describe_at(0) >> 32 << 32 | lower; }
 
+/* Loads a map before the first copy that uses it, which would wait for it. */
+__device__ __forceinline__ void prefetch_map(const CUtensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 /* Starts a copy of a map's box at a column and a row. It completes on a barrier of this block. By shared addresses. */
 __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map, unsigned column, unsigned row,
                                             unsigned barrier) {
