@@ -128,6 +128,13 @@ __device__ __forceinline__ unsigned keep(unsigned address) {
     return address;
 }
 
+/*
+ * The same for the assembler too, which otherwise computes again what it can. All lanes of a warp call these. With
+ * `pin_shared` they have the same value, and the assembler knows that.
+ */
+__device__ __forceinline__ unsigned pin(unsigned value) { return __shfl_sync(~0u, value, threadIdx.x % 32); }
+__device__ __forceinline__ unsigned pin_shared(unsigned value) { return __shfl_sync(~0u, value ^ threadIdx.x % 32, 0); }
+
 __device__ __forceinline__ char *shared_at(unsigned address) {
     return static_cast<char *>(__cvta_shared_to_generic(address));
 }

@@ -30,7 +30,8 @@ template <djinn_encoding E> struct BlockLanes {
     static __device__ __forceinline__ unsigned lane_at(unsigned part, unsigned quad) { return Prepared::lane_at(part, quad); }
 
     template <unsigned EACH> struct Rows {
-        __device__ __forceinline__ Rows(const djinn_linear_args &, const Share &, unsigned) {}
+        __device__ __forceinline__ void expect(const djinn_linear_args &, const Share &, unsigned, unsigned) {}
+        __device__ __forceinline__ void begin(unsigned, unsigned) {}
     };
 
     /* Where segment `i` of a stage begins, in bytes from the begin of its row in the stage. */
@@ -107,7 +108,8 @@ template <djinn_encoding E> struct BlockTiles {
     }
 
     struct Rows {
-        __device__ __forceinline__ Rows(const djinn_linear_args &, const char *, const char *) {}
+        __device__ __forceinline__ void expect(const djinn_linear_args &, const char *, const char *, unsigned) {}
+        __device__ __forceinline__ void begin(unsigned, unsigned) {}
     };
 
     struct Stage {

@@ -7,8 +7,6 @@
  */
 #include "linear_lossless_tiles.cuh"
 
-#include <utility>
-
 namespace djinn {
 
 /* A format for linear_encoded.cuh. A segment has two boxes of signs and mantissas, and one of codes. */
@@ -28,13 +26,18 @@ template <typename T> struct LosslessLanes {
     template <unsigned EACH> struct Rows {
         typename Code::Ahead at[EACH];
 
-        __device__ __forceinline__ Rows(const djinn_linear_args &a, const Share &share, unsigned row)
-            : Rows(a, share, row, std::make_integer_sequence<unsigned, EACH>()) {}
-        template <unsigned... UNITS>
-        __device__ __forceinline__ Rows(const djinn_linear_args &a, const Share &share, unsigned row,
-                                        std::integer_sequence<unsigned, UNITS...>)
-            : at{{static_cast<const char *>(share.weight) + size_t(min(row + 8 * UNITS, share.rows - 1)) * a.row_bytes, a.k,
-                  a.row_bytes}...} {}
+        uint4 words[EACH];
+
+        __device__ __forceinline__ void expect(const djinn_linear_args &a, const Share &share, unsigned row, unsigned quad) {
+#pragma unroll
+            for (unsigned unit = 0; unit < EACH; ++unit) {
+                const size_t from = size_t(min(row + 8 * unit, share.rows - 1)) * a.row_bytes;
+                words[unit] = at[unit].expect(static_cast<const char *>(share.weight) + from, a.k, a.row_bytes, quad);
+            }
+        }
+        __device__ __forceinline__ void begin(unsigned part, unsigned quad) {
+            Code::template begin_all<EACH>(at, words, part, quad);
+        }
     };
 
     template <typename Kernel>
@@ -54,7 +57,8 @@ template <typename T> struct LosslessLanes {
     template <typename Kernel>
     static __device__ __forceinline__ void mend(Rows<Kernel::EACH_UNITS> &of, unsigned stage, unsigned, unsigned part,
                                                 unsigned quad, typename Kernel::Weights &w) {
-        mend_all<Lanes::NEIGHBOURS>((stage * PARTIALS + part) * RUN, quad, of.at, w);
+        constexpr unsigned EACH = Kernel::EACH_UNITS;
+        Code::template mend_all<Lanes::NEIGHBOURS, EACH>((stage * PARTIALS + part) * RUN, quad, of.at, w);
     }
 };
 
@@ -70,8 +74,15 @@ template <typename T> struct LosslessTiles {
     struct Rows {
         typename Code::Ahead at[2];
 
-        __device__ __forceinline__ Rows(const djinn_linear_args &a, const char *low, const char *high)
-            : at{{low, a.k, a.row_bytes}, {high, a.k, a.row_bytes}} {}
+        uint4 words[2];
+
+        __device__ __forceinline__ void expect(const djinn_linear_args &a, const char *low, const char *high, unsigned quad) {
+            words[0] = at[0].expect(low, a.k, a.row_bytes, quad);
+            words[1] = at[1].expect(high, a.k, a.row_bytes, quad);
+        }
+        __device__ __forceinline__ void begin(unsigned part, unsigned quad) {
+            Code::template begin_all<2>(at, words, part, quad);
+        }
     };
 
     /* Two rows, the second 8 after the first. */
@@ -170,7 +181,8 @@ int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const D
     }
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
-    const EncodedFrame frame{division.share, division.blocks, rows, stages};
+    const unsigned ahead = LOSSLESS_WINDOW / (3 * division.share * BLOCK_ROW);
+    const EncodedFrame frame{division.share, division.blocks, rows, stages, ahead > 1 ? ahead : 1};
     return launch(kernel, grid, block.groups * GROUP_THREADS + supplying(STREAMED), shared, stream, args, maps, frame);
 }
 

@@ -31,9 +31,12 @@ constexpr unsigned MOST_COPIED = 8, MOST_BOX = 512;
 /* The pitch of x's rows in shared memory, in bytes: lanes that read two rows of 64 bytes have no bank conflicts. */
 __host__ __device__ inline unsigned encoded_pitch(unsigned k) { return k * 2 + 64; }
 
-/* The weight's rows of a share, the number of shares, rows of x in an expert's block, and stages of a group's ring. */
+/*
+ * The weight's rows of a share, the number of shares, rows of x in an expert's block, and stages of a ring. `ahead` (of
+ * linear_lossless.cuh): how many of these are copied at once while the ring is first filled.
+ */
 struct EncodedFrame {
-    uint32_t share, shares, most, stages;
+    uint32_t share, shares, most, stages, ahead;
 };
 
 __device__ __forceinline__ void wait_copies_but(unsigned most) {
@@ -188,7 +191,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         __device__ __forceinline__ void seek() {
             const Share share = share_of(a, f.share, index, a.row_bytes);
             if constexpr (BULK) {
-                tile = share.first / a.tile_rows, tile_row = share.first - tile * a.tile_rows + first;
+                tile = share.tile, tile_row = share.row + first;
             } else {
                 const unsigned row = min(first + thread / ROW_THREADS, share.rows - 1);
                 from = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes;
@@ -249,8 +252,11 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         char *staged = shared_at(begin + groups * each);
         const auto after = [&](unsigned at) { return at + STAGE == end ? end - ring_bytes : at + STAGE; };
         if constexpr (BULK) {
-            if (thread < f.stages) {
-                reinterpret_cast<Barrier *>(shared_at(ring + thread * STAGE + READY))->init(1);
+            /* By one lane of each of the group's warps: lanes of a warp would do it one after another. */
+            if (lane == 0) {
+                for (unsigned i = part; i < f.stages; i += PARTIALS) {
+                    reinterpret_cast<Barrier *>(shared_at(ring + i * STAGE + READY))->init(1);
+                }
                 Barrier::publish();
             }
         }
@@ -272,7 +278,8 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
             }
         }
         Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
-        typename Format::template Rows<EACH> of(a, share, first + row);
+        typename Format::template Rows<EACH> of;
+        of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
             await_previous();
         }
@@ -290,6 +297,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                 Format::template prepare<EncodedLanes>(ring, 0, lane);
             }
         }
+        of.begin(part, quad);
         const unsigned record = keep(row * PITCH + Format::lane_at(part, quad));
         const unsigned scales = keep(SCALES + (part * ITEMS + row) * 16);
         unsigned at = keep(ring), before = end - STAGE, parity = 0;
@@ -359,12 +367,16 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                 parity ^= next < at, before = at, at = next;
             }
             const Share done = share;
-            if (index + gridDim.x < f.shares) {
+            const bool is_last = index + gridDim.x >= f.shares;
+            if (!is_last) {
                 share = share_of(a, f.share, index + gridDim.x, a.row_bytes);
-                of = typename Format::template Rows<EACH>(a, share, first + row);
+                of.expect(a, share, first + row, quad);
             }
             finish(a, rows, done, sums, reinterpret_cast<float *>(shared_at(end)), first, part,
                    lane, barrier);
+            if (!is_last) {
+                of.begin(part, quad);
+            }
         }
         if constexpr (!BULK) {
             wait_copies<0>();

@@ -75,7 +75,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     const unsigned alone = device.block_shared / 2 + 1024, shared = bytes(stages) < alone ? alone : bytes(stages);
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
-    const EncodedFrame frame{division.share, division.blocks, rows, stages};
+    const EncodedFrame frame{division.share, division.blocks, rows, stages, 0};
     Maps maps = {};
     if (device.overlaps) {
         const unsigned tiles = ceil_div(a.n, a.tile_rows), box_rows = 8 * each, pitch = EncodedLanes<Format, 2, 2>::PITCH;

@@ -17,6 +17,8 @@
 #include "linear_encoded_launch.cuh"
 #include "lossless.cuh"
 
+#include <cstddef>
+
 namespace djinn {
 
 /* The most groups of a block, and stages of its ring. */
@@ -50,22 +52,6 @@ __device__ __forceinline__ void load_chunks(uint32_t (&to)[ROWS][COUNT][1], unsi
     }
 }
 
-/* Puts the escapes of some rows' runs that begin at `column` in their places. Without any, it is one branch. */
-template <Lanes L, typename Ahead, unsigned ROWS>
-__device__ __forceinline__ void mend_all(unsigned column, unsigned quad, Ahead (&rows)[ROWS], uint2 (&w)[ROWS][4]) {
-    unsigned next = rows[0].column;
-#pragma unroll
-    for (unsigned i = 1; i < ROWS; ++i) {
-        next = min(next, rows[i].column);
-    }
-    if (next < column + RUN) {
-#pragma unroll
-        for (unsigned i = 0; i < ROWS; ++i) {
-            rows[i].template mend<L>(column, quad, w[i]);
-        }
-    }
-}
-
 /*
  * Decodes a run of two rows, the second 8 rows after the first, or of the first alone. `kept` and `codes` are where the
  * lane's signs and mantissas, and codes, begin in swizzled rows of KEPT and CODES bytes. w[..][s] gets the lane's columns
@@ -92,7 +78,7 @@ __device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2]
     load(0);
     if (count == 1) {
         Code::decode(bytes[0], code[0], of[0].bases, w[0]);
-        of[0].template mend<Lanes::HALVES>(column, quad, w[0]);
+        Code::template mend_all<Lanes::HALVES, 1>(column, quad, of, w);
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
             w[1][step] = {0, 0};
@@ -102,7 +88,7 @@ __device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2]
         load(1);
         Code::decode(bytes[0], code[0], of[0].bases, w[0]);
         Code::decode(bytes[1], code[1], of[1].bases, w[1]);
-        mend_all<Lanes::HALVES>(column, quad, of, w);
+        Code::template mend_all<Lanes::HALVES, 2>(column, quad, of, w);
     }
 }
 
@@ -118,6 +104,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     static constexpr unsigned BOXES = 3;
 
     using Barriers = LosslessBarriers;
+    static constexpr unsigned READY = offsetof(Barriers, ready), X_READY = offsetof(Barriers, x_ready);
+    static constexpr unsigned FREE = offsetof(Barriers, free);
 
     /* Streamed x in a stage: a box for each part. */
     static constexpr unsigned X_BOX = 8 * TILES * BLOCK_ROW, X_BYTES = STREAMED ? PARTIALS * X_BOX : 0;
@@ -128,16 +116,16 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     static __device__ __forceinline__ unsigned row_of_x(unsigned n) { return STREAMED ? n % 4 * 2 + n / 4 : n; }
 
     /*
-     * Calls `work(share, segment, copied, slot)` for all segments of all shares, once a stage is free; `copied` came before.
+     * Calls `work(share, segment, copied, slot)` for all segments of all shares, of which `share` is the first, once a stage
+     * is free; `copied` came before.
      */
     template <typename Work>
     static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const EncodedFrame &f, Barriers &barriers,
-                                                        const Work &work) {
+                                                        Share share, const Work &work) {
         const unsigned segments = ceil_segments(a.k);
         Place place;
         unsigned copied = 0;
-        for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
-            const Share share = share_of(a, f.share, index, a.row_bytes);
+        for (unsigned index = blockIdx.x; index < f.shares;) {
             for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
                 if (copied >= f.stages) {
                     barriers.free[place.slot].wait(place.parity ^ 1);
@@ -145,6 +133,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 work(share, segment, copied, place.slot);
                 place.advance(f.stages);
             }
+            index += gridDim.x;
+            share = share_of(a, f.share, index, a.row_bytes);
         }
     }
 
@@ -153,19 +143,19 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
      * kernel before, would queue behind them.
      */
     static __device__ __forceinline__ void supply(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
-                                                  Barriers &barriers, unsigned ring, unsigned groups) {
-        const unsigned box = box_bytes(groups), bytes = BOXES * f.share * BLOCK_ROW, window = max(1u, LOSSLESS_WINDOW / bytes);
-        each_segment(a, f, barriers, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
-            if (copied >= window && copied < f.stages) {
-                barriers.ready[copied - window].wait(0);
+                                                  Barriers &barriers, unsigned ring, unsigned groups, const Share &first) {
+        const unsigned box = box_bytes(groups), bytes = BOXES * f.share * BLOCK_ROW;
+        each_segment(a, f, barriers, first, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
+            if (copied >= f.ahead && copied < f.stages) {
+                barriers.ready[copied - f.ahead].wait(0);
             }
-            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
             const unsigned to = ring + slot * (BOXES * box + X_BYTES), ready = shared_address(&barriers.ready[slot]);
             Barrier::arrive_expecting_at(ready, bytes);
             /* Past a row's columns, other bytes of the row are read; past its end, zeros. */
-            copy_box_to(to, maps.weights[tile], segment * SEGMENT / 2, row, ready);
-            copy_box_to(to + box, maps.weights[tile], segment * SEGMENT / 2 + 64, row, ready);
-            copy_box_to(to + 2 * box, maps.weights[tile], (a.k + segment * SEGMENT / 2) / 2, row, ready);
+            const CUtensorMap &map = maps.weights[share.tile];
+            copy_box_to(to, map, segment * SEGMENT / 2, share.row, ready);
+            copy_box_to(to + box, map, segment * SEGMENT / 2 + 64, share.row, ready);
+            copy_box_to(to + 2 * box, map, (a.k + segment * SEGMENT / 2) / 2, share.row, ready);
         });
     }
 
@@ -174,7 +164,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                                                     Barriers &barriers, unsigned ring, unsigned groups) {
         const unsigned before = BOXES * box_bytes(groups);
         admit_bulk_copies();
-        each_segment(a, f, barriers, [&](const Share &, unsigned segment, unsigned, unsigned slot) {
+        each_segment(a, f, barriers, {}, [&](const Share &, unsigned segment, unsigned, unsigned slot) {
             const unsigned to = ring + slot * (before + X_BYTES) + before, ready = shared_address(&barriers.x_ready[slot]);
             Barrier::arrive_expecting_at(ready, X_BYTES);
 #pragma unroll
@@ -192,16 +182,17 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                                                    Barriers &barriers, unsigned ring, unsigned groups) {
         /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp % PARTIALS, group = warp / PARTIALS;
-        const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4, threads = groups * GROUP_THREADS;
-        const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = keep(BOXES * box + X_BYTES);
-        const unsigned segments = ceil_segments(a.k), end = ring + f.stages * stage_size;
+        const unsigned lane = pin(threadIdx.x % 32), row = lane / 4, quad = pin(lane % 4), threads = groups * GROUP_THREADS;
+        const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = pin_shared(BOXES * box + X_BYTES);
+        const unsigned end = ring + f.stages * stage_size;
         const unsigned staged = end + PARTIALS * 8 * TILES * groups * ROWS * unsigned(sizeof(float));
         float *const parts = reinterpret_cast<float *>(shared_at(end));
         if (a.fresh != 0) {
             await_previous();
         }
         Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
-        Escapes of(a, share, first + row);
+        Escapes of;
+        of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
             await_previous();
         }
@@ -211,18 +202,37 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         }
         /* In a stage of x: the lane's row of the first 8, and its four columns of the first 16. */
         const unsigned of_x = row_of_x(row), x_chunk = (quad / 2 ^ of_x % 8) * 16 + quad % 2 * 8;
-        const unsigned x_at = keep(BOXES * box + part * X_BOX + of_x * BLOCK_ROW + x_chunk);
+        const unsigned x_at = pin(BOXES * box + part * X_BOX + of_x * BLOCK_ROW + x_chunk);
         /* Where a lane reads for `load_chunks`: 16 bytes of a row, of which each lane of a quad gets 4. */
         const unsigned in = lane % 8, chunk = lane / 8;
-        const unsigned kept_at = part / 2 * box + (first + in) * BLOCK_ROW + ((part % 2 * 4 + chunk) ^ in) * 16;
-        const unsigned codes_at = 2 * box + (first + chunk / 2 % EACH * 8 + in) * BLOCK_ROW + ((part * 2 + chunk % 2) ^ in) * 16;
-        const unsigned kept = keep(kept_at), codes = keep(codes_at);
-        const unsigned ready = keep(shared_address(barriers.ready)), free = keep(shared_address(barriers.free));
-        const unsigned x_ready = keep(shared_address(barriers.x_ready));
-        const unsigned columns = keep(a.k), last = keep(f.stages);
-        unsigned slot = 0, parity = 0, at = ring;
+        const unsigned kept = pin(part / 2 * box + (first + in) * BLOCK_ROW + ((part % 2 * 4 + chunk) ^ in) * 16);
+        const unsigned codes = pin(2 * box + (first + chunk / 2 % EACH * 8 + in) * BLOCK_ROW + ((part * 2 + chunk % 2) ^ in) * 16);
+        /* Of the current stage: its barriers, their parity, and where it is. */
+        const unsigned begin = pin_shared(shared_address(&barriers)), stages_at = pin_shared(ring);
+        const unsigned past = pin_shared(begin + f.stages * unsigned(sizeof(Barrier)));
+        unsigned barrier = begin, parity = 0, at = stages_at;
+        /* Runs of this warp. The last segment may have none for it. */
+        const unsigned runs = pin_shared(runs_of(a, part)), segments = ceil_segments(a.k);
+        const auto wait = [&] {
+            if constexpr (STREAMED) {
+                Barrier::wait_both(barrier + READY, barrier + X_READY, parity);
+            } else {
+                Barrier::wait_at(barrier + READY, parity);
+            }
+        };
+        const auto leave = [&] {
+            __syncwarp();
+            if (lane == 0) {
+                Barrier::arrive_own(barrier + FREE);
+            }
+            barrier += sizeof(Barrier), at += stage_size;
+            if (barrier == past) {
+                barrier = begin, at = stages_at, parity ^= 1;
+            }
+        };
 #pragma unroll 1
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
+            of.begin(part, quad);
             typename Products::Sums sums = {};
             /* Rows past the last repeat it; their sums are not stored. */
             unsigned x[TILES];
@@ -231,80 +241,74 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
                 x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
-            /* Loaded of a segment while the one before is multiplied. */
+            /* Loaded of a segment while the one before is multiplied: the weight's, and of x what was multiplied. */
             uint32_t code[EACH][2][1], bytes[EACH][1][4][1];
             Four fours[4][TILES];
-            const auto load = [&](bool is_there) {
-                Barrier::wait_at(ready + slot * 8, parity);
-                if (is_there) {
-                    load_chunks(code, at + codes);
+            const auto load = [&] {
+                load_chunks(code, at + codes);
 #pragma unroll
-                    for (unsigned unit = 0; unit < EACH; ++unit) {
-                        load_chunks(bytes[unit], at + kept + unit * 8 * BLOCK_ROW);
+                for (unsigned unit = 0; unit < EACH; ++unit) {
+                    load_chunks(bytes[unit], at + kept + unit * 8 * BLOCK_ROW);
+                }
+            };
+            const auto load_x = [&](unsigned step) {
+#pragma unroll
+                for (unsigned tile = 0; tile < TILES; ++tile) {
+                    if constexpr (STREAMED) {
+                        const unsigned from = (at + x_at ^ step * 32) + tile * 8 * BLOCK_ROW;
+                        fours[step][tile] = *reinterpret_cast<const Four *>(shared_at(from));
+                    } else if (step % 2 == 1) {
+                        const auto two = *reinterpret_cast<const typename Products::Fours *>(shared_at(x[tile] + step / 2 * 64));
+                        fours[step - 1][tile] = two.at[0], fours[step][tile] = two.at[1];
+                        x[tile] += step == 3 ? SEGMENT * 2 : 0;
                     }
                 }
             };
-            /* The same for x, once that before was multiplied. */
-            const auto load_x = [&](bool is_there) {
-                if constexpr (STREAMED) {
-                    Barrier::wait_at(x_ready + slot * 8, parity);
+            wait();
+            if (runs > 0) {
+                load();
 #pragma unroll
-                    for (unsigned i = 0; i < 4 * TILES; ++i) {
-                        const unsigned from = (at + x_at ^ i / TILES * 32) + i % TILES * 8 * BLOCK_ROW;
-                        fours[i / TILES][i % TILES] = *reinterpret_cast<const Four *>(shared_at(from));
-                    }
-                } else if (is_there) {
+                for (unsigned step = 0; step < 4; ++step) {
+                    load_x(step);
+                }
+            }
+            leave();
+#pragma unroll 1
+            for (unsigned run = 1, column = part * RUN; run <= runs; ++run, column += SEGMENT) {
+                typename Products::Weights w;
 #pragma unroll
-                    for (unsigned i = 0; i < 2 * TILES; ++i) {
-                        const unsigned tile = i % TILES, step = i / TILES * 2;
-                        const auto two = *reinterpret_cast<const typename Products::Fours *>(shared_at(x[tile] + step * 32));
-                        fours[step][tile] = two.at[0], fours[step + 1][tile] = two.at[1];
-                    }
+                for (unsigned unit = 0; unit < EACH; ++unit) {
+                    Code::decode(bytes[unit][0], code[unit], of.at[unit].bases, w[unit]);
+                }
+                Code::template mend_all<Lanes::NEIGHBOURS, EACH>(column, quad, of.at, w);
+                const bool goes_on = run < runs;
+                if (goes_on) {
+                    wait();
+                    load();
+                }
+#pragma unroll
+                for (unsigned step = 0; step < 4; ++step) {
 #pragma unroll
                     for (unsigned tile = 0; tile < TILES; ++tile) {
-                        x[tile] += SEGMENT * 2;
+                        Products::multiply_step(sums, w, step, tile, fours[step][tile]);
+                    }
+                    if (goes_on) {
+                        load_x(step);
                     }
                 }
-                __syncwarp();
-                if (lane == 0) {
-                    Barrier::arrive_own(free + slot * 8);
+                if (goes_on) {
+                    leave();
                 }
-                at += stage_size;
-                if (++slot == last) {
-                    slot = 0, parity ^= 1, at = ring;
-                }
-            };
-            /* The last segment may have no run for this warp. */
-            bool is_there = part * RUN < columns;
-            load(is_there);
-            load_x(is_there);
-#pragma unroll 1
-            for (unsigned column = part * RUN, segment = 1; segment <= segments; ++segment, column += SEGMENT) {
-                typename Products::Weights w;
-                const bool is_here = is_there;
-                if (is_here) {
-#pragma unroll
-                    for (unsigned unit = 0; unit < EACH; ++unit) {
-                        Code::decode(bytes[unit][0], code[unit], of.at[unit].bases, w[unit]);
-                    }
-                    mend_all<Lanes::NEIGHBOURS>(column, quad, of.at, w);
-                }
-                is_there = column + SEGMENT < columns;
-                if (segment < segments) {
-                    load(is_there);
-                }
-                if (is_here) {
-                    Products::multiply_fours(sums, w, fours);
-                }
-                if (segment < segments) {
-                    load_x(is_there);
-                }
+            }
+            if (max(runs, 1u) < segments) {
+                wait();
+                leave();
             }
             const Share done = share;
             const bool is_last = index + gridDim.x >= f.shares;
             if (!is_last) {
                 share = share_of(a, f.share, index + gridDim.x, a.row_bytes);
-                of = Escapes(a, share, first + row);
+                of.expect(a, share, first + row, quad);
             }
             finish(a, rows, done, sums, parts, groups, is_last);
         }
@@ -348,34 +352,38 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         __shared__ Barriers barriers;
         const unsigned ring = (shared_address(shared) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
         const unsigned groups = blockDim.x / GROUP_THREADS, supplier = groups * GROUP_THREADS;
+        const auto init = [&] {
+            init_barriers(f.stages, [&](unsigned i) {
+                barriers.ready[i].init_by_warp(1);
+                barriers.x_ready[i].init_by_warp(1);
+                barriers.free[i].init_by_warp(groups * PARTIALS);
+            });
+            __syncthreads();
+        };
         if (threadIdx.x < supplier) {
-            meet(blockDim.x);
+            init();
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
-        /* Here the weight's producer waits for no other warp but, if x is streamed, the producer of x. */
-        const unsigned slot = threadIdx.x - supplier;
-        if (slot < f.stages) {
-            barriers.ready[slot].init(1);
-            barriers.x_ready[slot].init(1);
-            barriers.free[slot].init(groups * PARTIALS);
-            Barrier::publish();
-        }
-        if constexpr (STREAMED) {
-            asm volatile("bar.sync 2, 64;" ::: "memory");
+        const Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+        if (threadIdx.x == supplier) {
+            prefetch_map(maps.weights[share.tile]);
+            if constexpr (STREAMED) {
+                prefetch_map(maps.x);
+            }
         }
         __syncwarp();
-        asm volatile("bar.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
+        init();
         if (a.fresh != 0) {
             await_previous();
             admit_bulk_copies();
         }
-        if (slot == 0) {
-            supply(a, f, maps, barriers, ring, groups);
+        if (threadIdx.x == supplier) {
+            supply(a, f, maps, barriers, ring, groups, share);
         }
         __syncwarp();
         await_previous();
-        if (STREAMED && slot == 32) {
+        if (STREAMED && threadIdx.x == supplier + 32) {
             supply_x(a, f, maps, barriers, ring, groups);
         }
         __syncwarp();

@@ -100,14 +100,13 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             if (copied >= window && copied < f.stages) {
                 barriers.ready[copied - window].wait(0);
             }
-            const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
             const unsigned column = (segment * PARTIALS + rank * OWN) * RUN;
             Barrier &ready = barriers.ready[slot];
             char *const stage = ring + slot * bytes;
             ready.arrive_expecting(expected);
             /* Past a row's columns, other bytes of the row are read; past its end, zeros. */
-            copy_box(stage, maps.kept[tile], column / 2, row, ready, leaves_first());
-            copy_box(stage + kept, maps.codes[tile], (a.k + column / 2) / 2, row, ready, leaves_first());
+            copy_box(stage, maps.kept[share.tile], column / 2, share.row, ready, leaves_first());
+            copy_box(stage + kept, maps.codes[share.tile], (a.k + column / 2) / 2, share.row, ready, leaves_first());
         });
     }
 
@@ -136,21 +135,28 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     __device__ __forceinline__ void compute(unsigned own, unsigned warp, unsigned lane) {
         const Units units(f.share);
         const unsigned row = units.first(warp) * 8 + lane / 4, quad = lane % 4, count = units.count(warp);
-        const unsigned bytes = keep(stage_bytes(f.share)), ring_at = keep(shared_address(ring)), stages = keep(f.stages);
-        const unsigned kept_at = keep(row * KEPT + 2 * quad + (own * RUN ^ turn_of<KEPT>(row)));
-        const unsigned codes_at = keep(kept_bytes(f.share) + row * CODES + 2 * quad + (own * RUN / 2 ^ turn_of<CODES>(row)));
-        const unsigned x_at = keep(weight_bytes(f.share) + own * X_BOX), columns = keep(count > 0 ? a.k : 0);
-        const unsigned ready = keep(shared_address(barriers.ready)), free = keep(shared_address(barriers.free));
-        const unsigned x_ready = keep(shared_address(barriers.x_ready));
+        const unsigned bytes = pin_shared(stage_bytes(f.share)), ring_at = pin_shared(shared_address(ring));
+        const unsigned stages = pin_shared(f.stages);
+        const unsigned kept_at = pin(row * KEPT + 2 * quad + (own * RUN ^ turn_of<KEPT>(row)));
+        const unsigned codes_at = pin(kept_bytes(f.share) + row * CODES + 2 * quad + (own * RUN / 2 ^ turn_of<CODES>(row)));
+        const unsigned x_at = pin_shared(weight_bytes(f.share) + own * X_BOX), columns = pin_shared(count > 0 ? a.k : 0);
+        const unsigned ready = pin_shared(shared_address(barriers.ready)), free = pin_shared(shared_address(barriers.free));
+        const unsigned x_ready = pin_shared(shared_address(barriers.x_ready));
         unsigned slot = 0, parity = 0, index = blockIdx.x / CLUSTER;
         Share share = share_at(index);
-        const auto row_at = [&](unsigned row) {
-            const size_t at = size_t(min(row, share.rows - 1)) * a.row_bytes;
-            return Row(static_cast<const char *>(share.weight) + at, a.k, a.row_bytes);
+        Row of[2];
+        uint4 words[2];
+        const auto expect = [&] {
+#pragma unroll
+            for (unsigned i = 0; i < 2; ++i) {
+                const size_t from = size_t(min(row + 8 * i, share.rows - 1)) * a.row_bytes;
+                words[i] = of[i].expect(static_cast<const char *>(share.weight) + from, a.k, a.row_bytes, quad);
+            }
         };
-        Row of[2] = {row_at(row), row_at(row + 8)};
+        expect();
         await_previous();
         for (bool is_last = false; !is_last;) {
+            Lossless<T>::template begin_all<2>(of, words, rank * OWN + own, quad);
             float sums[N / 2] = {};
             Weights even = {}, odd = {};
             /* The barrier of the stage that was multiplied last. */
@@ -210,7 +216,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             is_last = index >= f.shares;
             if (!is_last) {
                 share = share_at(index);
-                of[0] = row_at(row), of[1] = row_at(row + 8);
+                expect();
             }
             finish(done, sums, own, warp, lane, is_last);
         }
@@ -299,19 +305,22 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         char *const ring = handed + sizeof(Sums);
         LosslessTileProducts work{a, f, barriers, *reinterpret_cast<Sums *>(handed), ring, rank, runs_of(a, rank * OWN)};
         release_next();
-        if (threadIdx.x < f.stages) {
-            barriers.ready[threadIdx.x].init(1);
-            barriers.x_ready[threadIdx.x].init(1);
-            barriers.free[threadIdx.x].init(COMPUTING / 32);
-            Barrier::publish();
-        } else if (threadIdx.x == 32) {
-            barriers.summed.init(1);
-            barriers.added.init(CLUSTER * COMPUTING / 32);
-            Barrier::publish();
-        }
-        __syncthreads();
-        cluster_arrive_relaxed();
+        const auto init = [&] {
+            init_barriers(f.stages + 1, [&](unsigned i) {
+                if (i < f.stages) {
+                    barriers.ready[i].init_by_warp(1);
+                    barriers.x_ready[i].init_by_warp(1);
+                    barriers.free[i].init_by_warp(COMPUTING / 32);
+                } else {
+                    barriers.summed.init_by_warp(1);
+                    barriers.added.init_by_warp(CLUSTER * COMPUTING / 32);
+                }
+            });
+            __syncthreads();
+            cluster_arrive_relaxed();
+        };
         if (warp < COMPUTING / 32) {
+            init();
             if constexpr (TAKES) {
                 take_registers<112>();
             }
@@ -325,6 +334,14 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             const unsigned own = warp / 4 % OWN, turned = (warp - own * Units(f.share).more) % 4;
             work.compute(own, warp / 4 / OWN * 4 + turned, lane);
         } else {
+            if (threadIdx.x == COMPUTING) {
+                const unsigned tile = work.share_at(blockIdx.x / CLUSTER).tile;
+                prefetch_map(maps.kept[tile]);
+                prefetch_map(maps.codes[tile]);
+                prefetch_map(maps.x);
+            }
+            __syncwarp();
+            init();
             if constexpr (TAKES) {
                 give_registers<32>();
             }
@@ -397,7 +414,7 @@ inline Division divide_tiles(const djinn_linear_args &a) {
  */
 inline bool serves_tiles(const djinn_linear_args &a, const Division &division) {
     if (a.rows <= 64) {
-        return a.rows <= 32 || division.share <= 80;
+        return a.rows <= 32 || division.blocks <= 4 * lossless_clusters();
     }
     return division.share >= 56 && division.blocks <= 2 * lossless_clusters();
 }

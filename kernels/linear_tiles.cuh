@@ -158,7 +158,6 @@ template <typename Format, unsigned N> struct TileProducts {
             unsigned copied = 0;
             for (unsigned turn = 0; turn < shares; ++turn) {
                 const Share share = share_at(blockIdx.x + turn * gridDim.x);
-                const unsigned tile = share.first / a.tile_rows, row = share.first - tile * a.tile_rows;
                 for (unsigned first = 0; first < segments; first += Format::SEGMENTS, ++copied) {
                     if (copied >= f.stages) {
                         barriers.free[place.slot].wait(place.parity ^ 1);
@@ -171,7 +170,7 @@ template <typename Format, unsigned N> struct TileProducts {
 #pragma unroll
                         for (unsigned b = 0; b < Format::BOXES; ++b) {
                             const unsigned at = min(Format::box_at(first + i, b, a.k), a.row_bytes - 16);
-                            copy_box(stage + (i * Format::BOXES + b) * box, maps.weights[tile], at / 2, row, ready);
+                            copy_box(stage + (i * Format::BOXES + b) * box, maps.weights[share.tile], at / 2, share.row, ready);
                         }
                     }
                     place.advance(f.stages);
@@ -213,23 +212,29 @@ template <typename Format, unsigned N> struct TileProducts {
         /* A scheduler has one warp of each part. Their rows differ, so that no scheduler gets all warps with few rows. */
         const unsigned turned = (warp + part) % 4, first = turned * warp_rows();
         const unsigned lane = threadIdx.x % 32, quad = lane % 4, row = first + lane / 4, halves = warp_rows() / 8;
-        const unsigned box = keep(box_bytes(f.share)), stage_size = keep(stage_bytes(f.share));
-        const unsigned ring_at = keep(shared_address(ring));
+        const unsigned box = pin_shared(box_bytes(f.share)), stage_size = pin_shared(stage_bytes(f.share));
+        const unsigned ring_at = pin_shared(shared_address(ring));
         const unsigned low = keep(ring_at + (SWIZZLED ? row : min(row, f.share - 1)) * Format::PITCH);
         const unsigned high = SWIZZLED ? low + 8 * BLOCK_ROW : keep(ring_at + min(row + 8, f.share - 1) * Format::PITCH);
-        const unsigned stages = keep(f.stages), x_stages = keep(f.x_stages), columns = keep(first < f.share ? a.k : 0);
-        const unsigned barriers_at = keep(shared_address(&barriers));
+        const unsigned stages = pin_shared(f.stages), x_stages = pin_shared(f.x_stages);
+        const unsigned columns = pin_shared(first < f.share ? a.k : 0);
+        const unsigned barriers_at = pin_shared(shared_address(&barriers));
         /* Lane l tells block l of the cluster that x was read. */
         const unsigned x_free = keep(address_at(barriers_at + X_FREE, lane % CLUSTER));
-        const unsigned x_at = keep(shared_address(x) + part * X_BOX);
+        const unsigned x_at = pin_shared(shared_address(x) + part * X_BOX);
         unsigned slot = 0, parity = 0, x_slot = 0, x_parity = 0;
-        for (unsigned turn = 0; turn < shares; ++turn) {
-            const Share share = share_at(blockIdx.x + turn * gridDim.x);
+        Share share = share_at(blockIdx.x);
+        typename Format::Rows of;
+        const auto expect = [&] {
             const auto row_at = [&](unsigned row) {
                 return static_cast<const char *>(share.weight) + size_t(min(row, share.rows - 1)) * a.row_bytes;
             };
             const unsigned weight_row = first + lane_anew() / 4;
-            typename Format::Rows of(a, row_at(weight_row), row_at(weight_row + 8));
+            of.expect(a, row_at(weight_row), row_at(weight_row + 8), quad);
+        };
+        expect();
+        for (unsigned turn = 0; turn < shares; ++turn) {
+            of.begin(part, quad);
             typename Format::Stage records;
             float sums[N / 2] = {};
             uint2 even[2][STEPS] = {}, odd[2][STEPS] = {};
@@ -298,7 +303,12 @@ template <typename Format, unsigned N> struct TileProducts {
             hold(odd);
             tell();
             settle(sums);
-            finish(share, sums, part, turned, lane, turn + 1 == shares);
+            const Share done = share;
+            if (turn + 1 < shares) {
+                share = share_at(blockIdx.x + (turn + 1) * gridDim.x);
+                expect();
+            }
+            finish(done, sums, part, turned, lane_anew(), turn + 1 == shares);
         }
     }
 
@@ -361,18 +371,26 @@ template <typename Format, unsigned N> struct TileProducts {
         /* All blocks of a cluster take as many shares; those past the last repeat it. */
         const unsigned shares = (f.shares + gridDim.x - 1) / gridDim.x;
         release_next();
-        if (threadIdx.x < f.stages) {
-            barriers.ready[threadIdx.x].init(1);
-            barriers.free[threadIdx.x].init(COMPUTING / 32);
-            Barrier::publish();
-        } else if (threadIdx.x >= 32 && threadIdx.x < 32 + f.x_stages) {
-            barriers.x_ready[threadIdx.x - 32].init(1);
-            barriers.x_free[threadIdx.x - 32].init(CLUSTER * COMPUTING / 32);
-            Barrier::publish();
-        }
-        __syncthreads();
-        cluster_arrive_relaxed();
+        const auto init = [&] {
+            init_barriers(f.stages + f.x_stages, [&](unsigned i) {
+                if (i < f.stages) {
+                    barriers.ready[i].init_by_warp(1);
+                    barriers.free[i].init_by_warp(COMPUTING / 32);
+                } else {
+                    barriers.x_ready[i - f.stages].init_by_warp(1);
+                    barriers.x_free[i - f.stages].init_by_warp(CLUSTER * COMPUTING / 32);
+                }
+            });
+            __syncthreads();
+            cluster_arrive_relaxed();
+        };
         if (warp >= COMPUTING / 32) {
+            if (threadIdx.x == COMPUTING) {
+                prefetch_map(maps.weights[work.share_at(blockIdx.x).tile]);
+                prefetch_map(maps.x);
+            }
+            __syncwarp();
+            init();
             give_registers<32>();
             if (warp == COMPUTING / 32) {
                 work.supply(maps, lane, shares);
@@ -383,6 +401,7 @@ template <typename Format, unsigned N> struct TileProducts {
                 work.supply_x(maps, lane, shares);
             }
         } else {
+            init();
             take_registers<112>();
             await_previous();
             cluster_wait();

@@ -6,6 +6,7 @@
 #define DJINN_LOSSLESS_CUH
 
 #include "encoded.cuh"
+#include "linear.cuh"
 
 #include <type_traits>
 
@@ -79,43 +80,136 @@ template <typename T> struct Lossless {
     }
 
     /*
-     * A row with its next escape read ahead. `column` is that escape's, or beyond all columns past the last one. The escape
-     * after it is being read.
+     * A row's escapes in the runs of one partial sum, and the next one of these. A quad looks through 16 words of the row's
+     * end at a time, from `list` on. `own` tells which of them are escapes of this part to come. `column` is the next one's,
+     * or beyond all columns past the last one. All lanes of a warp call all methods together.
      */
     struct Ahead {
-        uint32_t bases, next, after;
+        uint32_t bases, entry, own;
         unsigned column;
-        /* The list from `next` on, and the number of escapes in it. */
         const uint32_t *list;
+        /* How many escapes the row still has, from the first word in `list` on. */
         unsigned left;
 
-        __device__ __forceinline__ Ahead(const char *row, unsigned k, unsigned row_bytes) {
-            const uint32_t *words = Lossless::tail(row, k);
-            /* There is room for four words at a row's end, even with fewer escapes. */
-            const uint32_t head = __ldg(words);
-            list = words + 1;
-            next = __ldg(list), after = __ldg(list + 1);
+        /* Starts to read the end of a row: returns the lane's first four words. */
+        __device__ __forceinline__ uint4 expect(const char *row, unsigned k, unsigned row_bytes, unsigned quad) {
+            const unsigned room = (row_bytes - k - k / 2) / unsigned(sizeof(uint4));
+            list = Lossless::tail(row, k);
+            left = room * 4 - 1;
+            return quad < room ? __ldg(reinterpret_cast<const uint4 *>(list) + quad) : uint4{};
+        }
+
+        /* Begins with that row. `seek_all` must follow. */
+        __device__ __forceinline__ void begin(const uint4 &words, unsigned part, unsigned quad) {
+            const uint32_t head = __shfl_sync(~0u, words.x, 0, 4);
             bases = (head & 0xff) * (0x00010001u << EXPONENT);
-            left = min(head >> 16, (row_bytes - k - k / 2) / unsigned(sizeof(uint32_t)) - 1);
-            column = left > 0 ? next & 0xffff : ~0u;
+            left = min(head >> 16, left);
+            /* The first word is no escape. */
+            own = find(words, part, quad) & ~1u;
         }
 
-        __device__ __forceinline__ void advance() {
-            next = after, ++list;
-            column = --left > 0 ? next & 0xffff : ~0u;
-            if (left > 1) {
-                after = __ldg(list + 1);
+        /* Which of the quad's words are escapes of this part. */
+        __device__ __forceinline__ uint32_t find(const uint4 &words, unsigned part, unsigned quad) const {
+            const uint32_t four[4] = {words.x, words.y, words.z, words.w};
+            uint32_t found = 0;
+#pragma unroll
+            for (unsigned i = 0; i < 4; ++i) {
+                found |= four[i] / RUN % PARTIALS == part && 4 * quad + i <= left ? 1u << i : 0;
             }
+            found <<= 4 * quad;
+            found |= __shfl_xor_sync(~0u, found, 1);
+            return found | __shfl_xor_sync(~0u, found, 2);
         }
 
-        /* Puts the escapes of the run that begins at `first` in their places. Runs must be decoded in order. */
-        template <Lanes L> __device__ __forceinline__ void mend(unsigned first, unsigned quad, uint2 (&w)[4]) {
+        /* If `own` has no escape, goes on to the words after these, until it has one. */
+        __device__ __forceinline__ void refill(unsigned part, unsigned quad) {
+            const auto is_past = [&] { return own == 0 && left >= 16; };
 #pragma unroll 1
-            for (; column < first + 64; advance()) {
-                put<L>(next, column - first, quad, w);
+            while (__any_sync(~0u, is_past())) {
+                const bool is_mine = is_past();
+                uint4 words = {};
+                if (is_mine) {
+                    left -= 16, list += 16;
+                    if (4 * quad <= left) {
+                        words = __ldg(reinterpret_cast<const uint4 *>(list) + quad);
+                    }
+                }
+                const uint32_t found = find(words, part, quad);
+                own = is_mine ? found : own;
             }
+        }
+
+        /* Reads the first escape in `own`, and then its column. */
+        __device__ __forceinline__ void fetch() { entry = __ldg(list + (max(__ffs(own), 1) - 1)); }
+        __device__ __forceinline__ void seek() { column = own != 0 ? entry & 0xffff : ~0u; }
+
+        /*
+         * Puts the next escape in its place, if it is in the run that begins at `first`. Returns whether another one may be:
+         * then call `seek_all`.
+         */
+        template <Lanes L> __device__ __forceinline__ bool mend(unsigned first, unsigned quad, uint2 (&w)[4]) {
+            const bool is_here = column < first + RUN;
+            put<L>(entry, column - first, quad, w);
+            own &= is_here ? own - 1 : ~0u;
+            column = is_here ? ~0u : column;
+            return is_here & ((own != 0) | (left >= 16));
         }
     };
+
+    /* Finds the next escapes of ROWS rows. They are read at once. */
+    template <unsigned ROWS> static __device__ __forceinline__ void seek_all(Ahead *rows, unsigned part, unsigned quad) {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; ++i) {
+            rows[i].refill(part, quad);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; ++i) {
+            rows[i].fetch();
+        }
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; ++i) {
+            rows[i].seek();
+        }
+    }
+
+    /* Begins with the rows that were expected; `words` is what `expect` returned. */
+    template <unsigned ROWS>
+    static __device__ __forceinline__ void begin_all(Ahead *rows, const uint4 (&words)[ROWS], unsigned part, unsigned quad) {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; ++i) {
+            rows[i].begin(words[i], part, quad);
+        }
+        seek_all<ROWS>(rows, part, quad);
+    }
+
+    /* Puts the escapes of ROWS rows' runs that begin at `first` in their places. Without any, it is one branch. */
+    template <Lanes L, unsigned ROWS>
+    static __device__ __forceinline__ void mend_all(unsigned first, unsigned quad, Ahead *rows, uint2 (*w)[4]) {
+        const auto has_any = [&] {
+            unsigned next = rows[0].column;
+#pragma unroll
+            for (unsigned i = 1; i < ROWS; ++i) {
+                next = min(next, rows[i].column);
+            }
+            return __any_sync(~0u, next < first + RUN);
+        };
+        bool goes_on = has_any();
+#pragma unroll 1
+        while (goes_on) {
+            bool may_be_more = false;
+#pragma unroll
+            for (unsigned i = 0; i < ROWS; ++i) {
+                if (ROWS == 1 || __any_sync(~0u, rows[i].column < first + RUN)) {
+                    may_be_more |= rows[i].template mend<L>(first, quad, w[i]);
+                }
+            }
+            goes_on = __any_sync(~0u, may_be_more);
+            if (goes_on) {
+                seek_all<ROWS>(rows, first / RUN % PARTIALS, quad);
+                goes_on = has_any();
+            }
+        }
+    }
 
     /*
      * Decodes a run of a row, whose bytes begin at `kept` and codes at `codes`: w[s] gets the lane's four of the 16 columns
@@ -141,20 +235,22 @@ template <typename T> struct Lossless {
     /* Puts an escape in its place, if column `at` of the run is one of the lane's. */
     template <Lanes L>
     static __device__ __forceinline__ void put(uint32_t entry, unsigned at, unsigned quad, uint2 (&w)[4]) {
-        const unsigned in = at % 16, lane = L == Lanes::NEIGHBOURS ? in / 4 : in % 8 / 2;
-        if (at >= 64 || lane != quad) {
-            return;
-        }
-        const unsigned place = at / 16 * 2 + (L == Lanes::NEIGHBOURS ? in % 4 / 2 : in / 8);
+        constexpr unsigned NONE = 0x3210;
+        const bool is_mine = (L == Lanes::NEIGHBOURS ? at % 16 / 4 : at % 8 / 2) == quad;
+        const bool is_second = L == Lanes::NEIGHBOURS ? at % 4 / 2 != 0 : at % 16 / 8 != 0;
         const unsigned half = at % 2 == 0 ? 0x3276 : 0x7610;
+        const unsigned first = is_mine && !is_second ? half : NONE, second = is_mine && is_second ? half : NONE;
+        /* No branch, and no memory indexed by `at`, which the compiler would make of this. */
 #pragma unroll
         for (unsigned s = 0; s < 4; ++s) {
-            if (place == 2 * s) {
-                w[s].x = __byte_perm(w[s].x, entry, half);
-            }
-            if (place == 2 * s + 1) {
-                w[s].y = __byte_perm(w[s].y, entry, half);
-            }
+            asm("{\n"
+                ".reg .pred here;\n"
+                "setp.eq.u32 here, %2, %3;\n"
+                "@here prmt.b32 %0, %0, %4, %5;\n"
+                "@here prmt.b32 %1, %1, %4, %6;\n"
+                "}"
+                : "+r"(w[s].x), "+r"(w[s].y)
+                : "r"(at / 16), "r"(s), "r"(entry), "r"(first), "r"(second));
         }
     }
 
