@@ -156,17 +156,6 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
     }
 
-    /* The same, with the run of x in registers. */
-    static __device__ __forceinline__ void multiply_fours(Sums &sums, const Weights &w, const Four (&x)[4][TILES]) {
-#pragma unroll
-        for (unsigned step = 0; step < 4; ++step) {
-#pragma unroll
-            for (unsigned tile = 0; tile < TILES; ++tile) {
-                multiply_step(sums, w, step, tile, x[step][tile]);
-            }
-        }
-    }
-
     /* What a group copies next: its rows of the block's shares, stage by stage. */
     struct Copies {
         const djinn_linear_args &a;

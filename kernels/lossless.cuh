@@ -235,6 +235,7 @@ template <typename T> struct Lossless {
     /* Puts an escape in its place, if column `at` of the run is one of the lane's. */
     template <Lanes L>
     static __device__ __forceinline__ void put(uint32_t entry, unsigned at, unsigned quad, uint2 (&w)[4]) {
+        /* What `prmt` takes of a word and the entry: the word alone, or the entry's upper half and the word's other half. */
         constexpr unsigned NONE = 0x3210;
         const bool is_mine = (L == Lanes::NEIGHBOURS ? at % 16 / 4 : at % 8 / 2) == quad;
         const bool is_second = L == Lanes::NEIGHBOURS ? at % 4 / 2 != 0 : at % 16 / 8 != 0;
