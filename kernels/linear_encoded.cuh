@@ -10,8 +10,9 @@
  *
  * A format has: `Type` of a decoded weight; the segments of a stage, the boxes that they are copied in, where a box begins
  * in a row, and the pitch of a box's rows (an odd multiple of 16 bytes, so that lanes that read 4 bytes of 8 rows have no
- * bank conflicts); `lane_at`, where a lane's place in a row begins; `Rows`, what it keeps of a share's rows; `prepare`;
- * `run` and `run_unusual`, which decode a unit's part of a segment; `mend`, called after them.
+ * bank conflicts); `lane_at`, where a lane's place in a row begins; `Rows`, what it keeps of a share's rows, which `expect`
+ * starts to read and `begin` waits for; `prepare`; `run` and `run_unusual`, which decode a unit's part of a segment; `mend`,
+ * called after them.
  */
 #ifndef DJINN_LINEAR_ENCODED_CUH
 #define DJINN_LINEAR_ENCODED_CUH
