@@ -79,6 +79,29 @@ template <typename T, bool GATES = false> struct PlainWeight {
     }
 };
 
+/* Of a block of a cluster that adds partial sums: those of a ring of stages, and of handing over the sums. */
+struct SummingBarriers {
+    Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
+    /* `summed`: all that this block adds is there. `added`: all blocks have added what this one handed them. */
+    Barrier summed, added;
+
+    /* Initialises them, called by all warps of `blocks`, `computing` of which compute in each. `cluster_wait` must follow. */
+    __device__ __forceinline__ void init(unsigned stages, unsigned computing, unsigned blocks) {
+        init_barriers(stages + 1, [&](unsigned i) {
+            if (i < stages) {
+                ready[i].init_by_warp(1);
+                x_ready[i].init_by_warp(1);
+                free[i].init_by_warp(computing);
+            } else {
+                summed.init_by_warp(1);
+                added.init_by_warp(blocks * computing);
+            }
+        });
+        __syncthreads();
+        cluster_arrive_relaxed();
+    }
+};
+
 /* N rows of x times 64 TILES rows of the weight. `Rows` finds the rows of out. */
 template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hopper {
     using T = typename Weight::Type;
@@ -88,11 +111,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     /* Groups of 8 rows of x whose partial sums are handed over at once, in up to 64 KiB. */
     static constexpr unsigned GROUPS = N / 8 * TILES <= 32 ? N / 8 : 8;
 
-    struct Barriers {
-        Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
-        /* `summed`: all that this block adds is there. `added`: all blocks have added what this one handed them. */
-        Barrier summed, added;
-    };
+    using Barriers = SummingBarriers;
     /* The partial sums that a block adds: for each part, warpgroup and 8 rows of x, those of a warp's lanes. */
     struct Sums {
         float4 at[PARTIALS][TILES][GROUPS][32];
@@ -311,20 +330,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         char *ring = handed + sizeof(Sums);
         Hopper work{a, rows, f, barriers, *reinterpret_cast<Sums *>(handed), ring, part, runs_of(a, part)};
         release_next();
-        const auto init = [&] {
-            init_barriers(f.stages + 1, [&](unsigned i) {
-                if (i < f.stages) {
-                    barriers.ready[i].init_by_warp(1);
-                    barriers.x_ready[i].init_by_warp(1);
-                    barriers.free[i].init_by_warp(COMPUTING / 32);
-                } else {
-                    barriers.summed.init_by_warp(1);
-                    barriers.added.init_by_warp(PARTIALS * COMPUTING / 32);
-                }
-            });
-            __syncthreads();
-            cluster_arrive_relaxed();
-        };
+        const auto init = [&] { barriers.init(f.stages, COMPUTING / 32, PARTIALS); };
         if (warp == COMPUTING / 32) {
             if (lane == 0) {
                 prefetch_map(maps.weights[work.share_at(blockIdx.x / PARTIALS).tile]);

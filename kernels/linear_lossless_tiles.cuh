@@ -36,11 +36,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     /* Whether consumer warps need registers of the producers. */
     static constexpr bool TAKES = TILES == 2;
 
-    struct Barriers {
-        Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
-        /* `summed`: all that this block adds is there. `added`: both blocks have added what this one handed them. */
-        Barrier summed, added;
-    };
+    using Barriers = SummingBarriers;
     /* The partial sums that a block adds: for each part and 8 rows of x, those of the lanes of some warps. */
     struct Sums {
         float4 at[PARTIALS][TILES][GROUPS][OWN][32];
@@ -305,20 +301,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
         char *const ring = handed + sizeof(Sums);
         LosslessTileProducts work{a, f, barriers, *reinterpret_cast<Sums *>(handed), ring, rank, runs_of(a, rank * OWN)};
         release_next();
-        const auto init = [&] {
-            init_barriers(f.stages + 1, [&](unsigned i) {
-                if (i < f.stages) {
-                    barriers.ready[i].init_by_warp(1);
-                    barriers.x_ready[i].init_by_warp(1);
-                    barriers.free[i].init_by_warp(COMPUTING / 32);
-                } else {
-                    barriers.summed.init_by_warp(1);
-                    barriers.added.init_by_warp(CLUSTER * COMPUTING / 32);
-                }
-            });
-            __syncthreads();
-            cluster_arrive_relaxed();
-        };
+        const auto init = [&] { barriers.init(f.stages, COMPUTING / 32, CLUSTER); };
         if (warp < COMPUTING / 32) {
             init();
             if constexpr (TAKES) {
