@@ -130,7 +130,7 @@ struct Barrier {
 
 /*
  * Calls `init(i)` for i up to `count`, by one warp each: it calls `init_by_warp` for some barriers. All warps of a block call
- * this, and then `__syncthreads`. Lanes of one warp would initialise barriers one after another, each in some 50 cycles.
+ * this, and then `__syncthreads`. Lanes of one warp would initialise barriers one after another.
  */
 template <typename Init> __device__ __forceinline__ void init_barriers(unsigned count, const Init &init) {
     /* A shuffle, so that the compiler knows the warp to be uniform. */
@@ -143,7 +143,7 @@ template <typename Init> __device__ __forceinline__ void init_barriers(unsigned 
 
 /*
  * Lets bulk copies that this thread starts read global memory that earlier kernels wrote. Without `.global` the fence would
- * also wait for all of the thread's accesses to memory, some 1,000 cycles.
+ * also wait for all of the thread's accesses to memory.
  */
 __device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 

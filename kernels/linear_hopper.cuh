@@ -85,7 +85,7 @@ struct SummingBarriers {
     /* `summed`: all that this block adds is there. `added`: all blocks have added what this one handed them. */
     Barrier summed, added;
 
-    /* Initialises them, called by all warps of `blocks`, `computing` of which compute in each. `cluster_wait` must follow. */
+    /* Initialises them for a cluster of `blocks`, each with `computing` warps that compute. All call it, then `cluster_wait`. */
     __device__ __forceinline__ void init(unsigned stages, unsigned computing, unsigned blocks) {
         init_barriers(stages + 1, [&](unsigned i) {
             if (i < stages) {

@@ -338,15 +338,21 @@ fn await_done<D: Device>(device: &D, event: Event) {
     }
 }
 
-/// The event is recorded anew on an idle stream while its first recording is still to come.
-fn waits_for_a_recording_that_was_replaced<D: Device>(rig: &Rig<D>) {
-    let (slow, waiting, idle) = (rig.stream, rig.stream(), rig.stream());
+/// After a delay, `slow` fills the first buffer with 7 and records the event, for which `waiting` waits.
+fn waits_for_a_slow_fill<D: Device>(rig: &Rig<D>, slow: Stream, waiting: Stream) -> (Event, Buffer, Buffer) {
     let (scratch, event) = (rig.scratch(), rig.event());
     let (a, b) = (rig.alloc(Space::Device, 4096), rig.alloc(Space::Device, 4096));
     rig.delay(slow, scratch);
     rig.fill(slow, a.span(), 7);
     rig.record(slow, event);
     rig.wait(waiting, event);
+    (event, a, b)
+}
+
+/// The event is recorded anew on an idle stream while its first recording is still to come.
+fn waits_for_a_recording_that_was_replaced<D: Device>(rig: &Rig<D>) {
+    let (slow, waiting, idle) = (rig.stream, rig.stream(), rig.stream());
+    let (event, a, b) = waits_for_a_slow_fill(rig, slow, waiting);
     rig.copy(waiting, a.span(), b.span());
     rig.record(idle, event);
     assert_eq!(rig.device.sync_event(event), Ok(()));
@@ -490,12 +496,7 @@ fn keeps_nothing_of_a_failed_capture<D: Device>(rig: &Rig<D>) {
 /// A stream goes on waiting for an event that is freed meanwhile, and no later handle is taken for a freed one.
 fn frees_streams_and_events<D: Device>(rig: &Rig<D>) {
     let (device, slow, waiting) = (&rig.device, rig.stream(), rig.stream());
-    let (scratch, event) = (rig.scratch(), rig.event());
-    let (a, b) = (rig.alloc(Space::Device, 4096), rig.alloc(Space::Device, 4096));
-    rig.delay(slow, scratch);
-    rig.fill(slow, a.span(), 7);
-    rig.record(slow, event);
-    rig.wait(waiting, event);
+    let (event, a, b) = waits_for_a_slow_fill(rig, slow, waiting);
     device.free_event(event);
     rig.copy(waiting, a.span(), b.span());
     rig.sync(waiting);

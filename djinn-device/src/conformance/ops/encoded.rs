@@ -37,14 +37,29 @@ impl Matrix {
         Matrix { encoding: Encoding::Blocks(format), dtype: DType::F32, rows, columns, bytes }
     }
 
-    /// The same matrix without loss, and plain. Each row has a zero and a tiny value, which are escapes.
-    fn lossless<D: Ops>(rig: &mut Rig<D>, dtype: DType, rows: usize, columns: usize) -> [Matrix; 2] {
+    /// The same matrix without loss, and plain. Each row has a zero and a tiny value, which are escapes; or, if its list
+    /// is `full`, as many as it has room for, side by side in every second row.
+    fn lossless<D: Ops>(
+        rig: &mut Rig<D>,
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        full: bool,
+    ) -> [Matrix; 2] {
+        const TINY: f32 = 1.0 / 1024.0 / 1024.0;
         let (form, row) = lossless_row(dtype, columns as u64).expect("a 16-bit type");
         let mut values = rig.random.floats(rows * columns);
         for (i, values) in values.chunks_exact_mut(columns).enumerate() {
             values.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
-            values[i * 7 % columns] = 0.0;
-            values[(i * 13 + 1) % columns] = 1.0 / 1024.0 / 1024.0;
+            if full {
+                values.iter_mut().filter(|value| value.abs() < 0.001).for_each(|value| *value = 0.5);
+                let apart = if i % 2 == 0 { 1 } else { columns / row.capacity() };
+                for escape in 0..row.capacity() {
+                    values[(i * 7 + escape * apart) % columns] = [0.0, -0.0, TINY][escape % 3];
+                }
+            } else {
+                values[i * 7 % columns] = 0.0;
+                values[(i * 13 + 1) % columns] = TINY;
+            }
         }
         let plain = encode(&values, dtype);
         let mut bytes = vec![0; rows * row.bytes()];
@@ -61,7 +76,7 @@ impl Matrix {
         match encoding {
             Encoding::Blocks(format) => Matrix::of_blocks(rig, format, n, k / format.elements() as usize),
             Encoding::Lossless => {
-                let [matrix, _] = Matrix::lossless(rig, DType::BF16, n, k);
+                let [matrix, _] = Matrix::lossless(rig, DType::BF16, [n, k], false);
                 matrix
             }
             other => panic!("no random rows of {other}"),
@@ -139,7 +154,7 @@ fn each<D: Ops>(rig: &mut Rig<D>, mut check: impl FnMut(&mut Rig<D>, Matrix)) {
                     check(rig, matrix);
                 }
                 Encoding::Lossless => {
-                    each_lossless(rig, rows, blocks * 64, |rig, [matrix, _]| check(rig, matrix))
+                    each_lossless(rig, [rows, blocks * 64], false, |rig, [matrix, _]| check(rig, matrix))
                 }
                 other => panic!("no random rows of {other}"),
             }
@@ -150,12 +165,12 @@ fn each<D: Ops>(rig: &mut Rig<D>, mut check: impl FnMut(&mut Rig<D>, Matrix)) {
 /// Both types that are stored without loss.
 fn each_lossless<D: Ops>(
     rig: &mut Rig<D>,
-    rows: usize,
-    columns: usize,
+    sizes: [usize; 2],
+    full: bool,
     mut check: impl FnMut(&mut Rig<D>, [Matrix; 2]),
 ) {
     for dtype in [DType::BF16, DType::F16] {
-        let matrices = Matrix::lossless(rig, dtype, rows, columns);
+        let matrices = Matrix::lossless(rig, dtype, sizes, full);
         check(rig, matrices);
     }
 }
@@ -182,14 +197,15 @@ pub(super) fn products_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
     });
 }
 
-/// Whatever the rows; and with columns that are no multiple of anything.
+/// Whatever the rows; with columns that are no multiple of anything; and with as many escapes as there is room for.
 pub(super) fn lossless_products_have_the_bits_of_plain_ones<D: Ops>(rig: &mut Rig<D>) {
     if !rig.device.info().encodings.contains(&Encoding::Lossless) {
         return;
     }
-    for (n, k) in [(37, 192), (130, 101)] {
-        each_lossless(rig, n, k, |rig, matrices| {
+    for (n, k, full) in [(37, 192, false), (130, 101, false), (40, 8192, true)] {
+        each_lossless(rig, [n, k], full, |rig, matrices| {
             for rows in ROWS {
+                let rows = if full { at_most(rig, rows) } else { rows };
                 let x = rig.random.floats(rows * k);
                 let [got, want] = [0, 1].map(|i: usize| rig.output((0, rows), &matrices[i].product(&x)));
                 same_bits(&matrices[0].name(&format!("linear {rows} x")), &got, &want);
