@@ -152,6 +152,16 @@ __device__ __forceinline__ void admit_shared_writes() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/*
+ * Starts a copy from this block's shared memory to an address in that of another block of the cluster. It completes on a
+ * barrier of that block. Call `admit_shared_writes` in the threads that wrote the memory first.
+ */
+__device__ __forceinline__ void copy_to_cluster(unsigned to, unsigned from, unsigned bytes, unsigned barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "r"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 } // namespace djinn
 
 #endif

@@ -173,7 +173,8 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
  * The weight is read once for every 16 rows. If weights are 16-bit, k is a multiple of 64 and `rounded` is given, it is read
  * once for up to djinn_linear_rows() rows. The weight lies in tiles of tile_rows rows each; the last one may have fewer.
  *
- * An encoded weight gives the bits of the same product over its decoded rows, for up to djinn_linear_direct() rows.
+ * An encoded weight gives the bits of the same product over its decoded rows, for up to djinn_linear_direct() rows, and for
+ * more where djinn_linear_decodes() and `rounded` is given.
  */
 enum {
     DJINN_LINEAR_ROWS = 256,
@@ -211,10 +212,10 @@ uint32_t djinn_linear_gated(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile
 
 /*
  * Whether djinn_linear serves `adds` for such a product of 16-bit weights and rounded x, without a bias, to out at this
- * address, on the current device: 1 or 0.
+ * address, on the current device: 1 or 0. `encoding`: DJINN_PLAIN, or that of a weight for which djinn_linear_decodes().
  */
-uint32_t djinn_linear_adds(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype, uint32_t out_width,
-                           const float *out);
+uint32_t djinn_linear_adds(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t dtype, uint32_t encoding,
+                           uint32_t out_width, const float *out);
 
 /* Call it after a context was destroyed, while no work is enqueued: forgets what is known of the kernels in it. */
 void djinn_forget_contexts(void);
@@ -233,6 +234,13 @@ int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_dtype, uint3
  * djinn_expert_linear does; otherwise the latter takes any number of slots.
  */
 uint32_t djinn_linear_direct(uint32_t encoding, uint32_t weight_dtype, uint32_t k, uint32_t row_bytes);
+
+/*
+ * Whether djinn_linear takes more rows than that of rounded x and decodes the weight while it multiplies, on the current
+ * device, in less time than djinn_decode and a product of the decoded weight: 1 or 0.
+ */
+uint32_t djinn_linear_decodes(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t encoding, uint32_t dtype,
+                              uint32_t row_bytes);
 
 /* out[r, :] = row r of an encoded weight, as plain elements, for a product that does not read it as it is. */
 typedef struct djinn_decode_args {

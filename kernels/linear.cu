@@ -280,18 +280,19 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
     if ((args->bias != nullptr && args->bias_dtype > DJINN_BF16) || args->n == 0 || !tiled) {
         return cudaErrorInvalidValue;
     }
-    if (args->gated_rounded != nullptr) {
-        const bool plain = args->bias == nullptr && args->encoding == DJINN_PLAIN && args->rounded != nullptr;
-        if (!plain || !djinn_linear_gated(args->rows, args->k, args->n, args->tile_rows, args->weight_dtype)) {
+    const djinn_linear_args &a = *args;
+    /* What can be gated or added: plain weights, and lossless ones that are decoded meanwhile. */
+    const bool meanwhile = a.encoding == DJINN_LOSSLESS && a.rows > djinn::MOST_GROUP;
+    const bool at_once = a.bias == nullptr && a.rounded != nullptr && (a.encoding == DJINN_PLAIN || meanwhile);
+    if (a.gated_rounded != nullptr) {
+        if (!at_once || !djinn_linear_gated(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype)) {
             return cudaErrorInvalidValue;
         }
     }
-    if (args->adds != 0) {
-        const djinn_linear_args &a = *args;
-        const bool plain = a.bias == nullptr && a.encoding == DJINN_PLAIN && a.gated_rounded == nullptr;
+    if (a.adds != 0) {
         const float *const out = a.out + a.out_column;
-        const bool can = djinn_linear_adds(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype, a.out_width, out);
-        if (!plain || a.rounded == nullptr || !can) {
+        const bool can = djinn_linear_adds(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype, a.encoding, a.out_width, out);
+        if (!at_once || a.gated_rounded != nullptr || !can) {
             return cudaErrorInvalidValue;
         }
     }

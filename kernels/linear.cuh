@@ -40,6 +40,9 @@ bool is_wide(uint32_t rows, uint32_t n);
 
 int linear_wide(const djinn_linear_args &a, void *stream);
 
+/* The cycles that a plain product should take that is left to linear_wide.cu. */
+uint64_t wide_product_cycles(const djinn_linear_args &a);
+
 /* Takes any number of rows, not gated, after `allow_split` for the dtype. `split_cycles`: the cycles that it should take. */
 int linear_split(const djinn_linear_args &a, void *stream);
 int allow_split(uint32_t dtype);
@@ -50,6 +53,13 @@ unsigned clusters_at_once();
 
 /* Takes up to djinn_linear_direct() rows of an encoded weight. */
 int linear_encoded(const djinn_linear_args &a, void *stream);
+
+/*
+ * Takes any number of rows of a lossless weight, with rounded rows of x, where serves_hopper() is true. Whether it can add
+ * the product to out.
+ */
+int linear_lossless_wide(const djinn_linear_args &a, void *stream);
+bool lossless_wide_adds(const djinn_linear_args &a);
 
 /* Takes any number of slots, with or without the workspace. */
 int expert_linear_encoded(const djinn_expert_linear_args &a, void *stream);
@@ -108,7 +118,8 @@ inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
 inline djinn_linear_args gate_of(djinn_linear_args a) {
     a.n /= 2;
     if (a.tile_rows > a.n) {
-        a.weights[1] = static_cast<const char *>(a.weights[0]) + size_t(a.n) * a.k * 2;
+        const size_t row = a.encoding == DJINN_PLAIN ? size_t(a.k) * 2 : a.row_bytes;
+        a.weights[1] = static_cast<const char *>(a.weights[0]) + a.n * row;
         a.tile_rows = a.n;
     }
     return a;

@@ -260,7 +260,8 @@ static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
 
 int linear_encoded(const djinn_linear_args &a, void *stream) {
     if (a.rows > djinn_linear_direct(a.encoding, a.weight_dtype, a.k, a.row_bytes)) {
-        return cudaErrorInvalidValue;
+        const bool meanwhile = a.encoding == DJINN_LOSSLESS && a.rounded != nullptr && serves_hopper(a.k, a.weight_dtype);
+        return meanwhile ? linear_lossless_wide(a, stream) : int(cudaErrorInvalidValue);
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
     djinn_expert_linear_args part = {};

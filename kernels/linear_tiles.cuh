@@ -42,24 +42,6 @@ struct TileFrame {
     uint32_t share, shares, stages, first, x_stages;
 };
 
-/* Sets the registers of a thread: fewer, or more that others gave. Called by whole warpgroups. */
-template <unsigned COUNT> __device__ __forceinline__ void give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <unsigned COUNT> __device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-/* Describes rows of bytes to TMA, in boxes of `box_bytes` of `box_rows` rows. */
-inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
-                         uint32_t box_rows, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE) {
-    const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
-    const cuuint32_t box[2] = {box_bytes / 2, box_rows}, steps[2] = {1, 1};
-    return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 /* A place in a ring. */
 struct Place {
     unsigned slot = 0, parity = 0;

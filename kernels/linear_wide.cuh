@@ -36,9 +36,10 @@ __host__ __device__ constexpr unsigned bulk_columns(bool gated, unsigned width) 
 
 /*
  * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. In a gated
- * product, the arguments' n and tiles are those of gate alone; up's tiles follow.
+ * product, the arguments' n and tiles are those of gate alone; up's tiles follow. If warps decode the weight, which needs
+ * the same rows of it, they need ENCODED bytes of shared memory for what they decode.
  */
-template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles {
+template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED = 0> struct WideTiles {
     static constexpr bool SIDE_BY_SIDE = N <= 96;
 
     /* Columns of out: the weight's rows of a share. */
@@ -57,7 +58,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
     static constexpr unsigned COLUMNS = 32, STAGING = 16 * COLUMNS * sizeof(float);
 
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
-    static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float);
+    static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float) + ENCODED;
     static constexpr unsigned STAGES = (MOST_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
     static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && STAGING % 1024 == 0);
     static_assert(BULK_ROWS * bulk_columns(GATED, WIDTH) * (GATED ? sizeof(T) : 2 * sizeof(float)) <= STAGING);
@@ -517,13 +518,13 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED> struct WideTiles
         cluster_sync();
         if (warp >= COMPUTING / 32) {
             /* Moves registers from the producer's warpgroup to the others. */
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            give_registers<40>();
             if (threadIdx.x == COMPUTING) {
                 work.supply(maps);
             }
             await_previous();
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            take_registers<232>();
             await_previous();
             /* A shuffle, so that the compiler knows it to be uniform: descriptors are computed once for a warp. */
             work.compute(maps.out, __shfl_sync(0xffffffffu, warp / 4, 0), warp % 4, lane);

@@ -79,6 +79,15 @@ template <typename T> struct Lossless {
         }
     }
 
+    /* Whether any of 16 codes is that of an escape: all bits are set. */
+    static __device__ __forceinline__ bool has_escape(const uint2 &codes) {
+        const auto all_set = [](uint32_t x) {
+            const uint32_t pairs = x & x >> 1;
+            return pairs & pairs >> 2;
+        };
+        return ((all_set(codes.x) | all_set(codes.y)) & 0x11111111u) != 0;
+    }
+
     /*
      * A row's escapes in the runs of one partial sum, and the next one of these. A quad looks through 16 words of the row's
      * end at a time, from `list` on. `own` tells which of them are escapes of this part to come. `column` is the next one's,

@@ -140,6 +140,14 @@ __device__ __forceinline__ void store_to_cluster(unsigned address, const float *
                  : "memory");
 }
 
+/* Sets the registers of a thread: fewer, or more that others gave. Called by whole warpgroups. */
+template <unsigned COUNT> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <unsigned COUNT> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
 /* Call it before the first product of a batch, and after other code changed the accumulators. */
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
@@ -287,6 +295,16 @@ inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uin
     return map_encoder()(&map, type, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Describes rows of bytes to TMA, in boxes of `box_bytes` of `box_rows` rows. */
+inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
+                         uint32_t box_rows, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
+                         CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+    const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {box_bytes / 2, box_rows}, steps[2] = {1, 1};
+    return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Describes pages of f16 or bf16 to TMA: columns, the rows of a page, pages; in boxes of `box_rows` rows. */

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Checks and times products over losslessly encoded weights alone, on an NVIDIA GPU, beside those over plain ones.
 
-    python3 scripts/bench_encoded.py --kernels LIBRARY.so --json OUT.json [--only check|time] [--rows 1,16]
+    python3 scripts/bench_encoded.py --kernels LIBRARY.so --json OUT.json [--only check|time|many] [--rows 1,16]
 
-The library is that of scripts/bench_linear.py. Checks: the bits of products and of experts' products are those of the
-plain weights, for every number of rows that is read directly, escapes included. Times: medians, in turns, from a graph
-of launches, with other weights in each until they have left the cache. Needs torch.
+The library is that of scripts/bench_linear.py, with kernels/decode.cu. Checks: the bits of products and of experts' products
+are those of the plain weights, for every number of rows that is read directly, and for more, which are decoded meanwhile,
+also gated and added; escapes included. Times: medians, in turns, from a graph of launches, with other weights in each until
+they have left the cache; with --only many those of many rows, beside decoding before a plain product. Needs torch.
 """
 
 import argparse
@@ -29,6 +30,7 @@ SHAPES = (
     *((8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672)),
 )
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+MANY_ROWS = (129, 256, 384, 512, 1024, 2048)
 
 
 class Args(ctypes.Structure):
@@ -40,6 +42,13 @@ class Args(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
         *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
         ("adds", ctypes.c_uint32),
+    ]
+
+
+class Decode(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in "encoded out".split()),
+        *((name, ctypes.c_uint32) for name in "encoding dtype k row_bytes rows".split()),
     ]
 
 
@@ -151,6 +160,29 @@ class Product:
     def run(self, encoding, x, rounded, out, column=0):
         wanted = self.library.djinn_linear_rounded(len(x), self.k, DTYPES[self.dtype], encoding)
         self.call("djinn_linear", self.args(encoding, x, out, column, rounded if wanted else None))
+
+    def run_gated(self, encoding, x, rounded, values, short):
+        args = self.args(encoding, x, x.new_empty(len(x), 0), 0, rounded)
+        args.gated, args.gated_rounded = None if values is None else values.data_ptr(), short.data_ptr()
+        self.call("djinn_linear", args)
+
+    def run_adding(self, encoding, x, rounded, out):
+        args = self.args(encoding, x, out, 0, rounded)
+        args.adds = 1
+        self.call("djinn_linear", args)
+
+    def run_decoded(self, x, rounded, out, room):
+        """Decodes the weight, which is one piece, and then multiplies."""
+        (encoded,), dtype = self.stored[LOSSLESS], DTYPES[self.dtype]
+        size = self.row_bytes[LOSSLESS]
+        self.call("djinn_decode", Decode(encoded.data_ptr(), room.data_ptr(), LOSSLESS, dtype, self.k, size, self.n))
+        args = self.args(PLAIN, x, out, 0, rounded)
+        args.weights[0], args.fresh = room.data_ptr(), 1
+        self.call("djinn_linear", args)
+
+    def is_decoded_meanwhile(self, rows):
+        sizes = rows, self.k, self.n, self.tile_rows, LOSSLESS, DTYPES[self.dtype], self.row_bytes[LOSSLESS]
+        return bool(self.library.djinn_linear_decodes(*sizes))
 
     def run_expert(self, encoding, x, out, order, starts, expert, slots_per_row, workspace):
         self.call(
@@ -267,6 +299,66 @@ def check(library):
     return failures, cases
 
 
+def check_many(library):
+    """The same for rows that are decoded meanwhile."""
+    failures, cases = [], 0
+    shapes = [(512, 64, 1), (4096, 4096, 1), (1000, 192, 3), (1024, 14336, 2), (7168, 1024, 8), (264, 8192, 1), (9, 320, 1)]
+    for dtype in DTYPES:
+        for n, k, pieces in [*shapes, (20000, 1024, 1), (3584, 512, 4)]:
+            # No escape, a few, and more than a block keeps at hand.
+            product = Product(library, n, k, pieces, dtype, n == 4096, {64: None, 320: 0, 8192: 29}.get(k, 2 + k // 1024))
+            inputs = torch.randn(2048, k, device="cuda")
+            for rows in (129, 256, 257, 300, 512, 1000, 2048):
+                x, rounded = inputs[:rows], inputs[:rows].to(dtype)
+                terms = torch.randn(rows, n, device="cuda")
+                works = [(torch.full_like(terms, torch.nan), lambda e, out: product.run(e, x, rounded, out))]
+                if product.bias is None and library.djinn_linear_gated(rows, k, n, product.tile_rows, DTYPES[dtype]):
+                    values = torch.empty(rows, n // 2, device="cuda")
+                    short = values.to(dtype)
+                    works += [
+                        (short, lambda e, out: product.run_gated(e, x, rounded, None, out)),
+                        (values, lambda e, out: product.run_gated(e, x, rounded, out, short)),
+                    ]
+                sizes = rows, k, n, product.tile_rows, DTYPES[dtype]
+                place = ctypes.c_void_p(terms.data_ptr())
+                if product.bias is None and all(library.djinn_linear_adds(*sizes, e, n, place) for e in (PLAIN, LOSSLESS)):
+                    works.append((terms, lambda e, out: product.run_adding(e, x, rounded, out)))
+                for i, (first, work) in enumerate(works):
+                    outs = [first.clone(), first.clone()]
+                    for encoding, out in zip((PLAIN, LOSSLESS), outs):
+                        work(encoding, out)
+                    torch.cuda.synchronize()
+                    cases += 1
+                    if not same(*outs):
+                        failures.append(f"{rows} rows of {k} to {n}, {dtype}, decoded meanwhile, work {i}: bits differ")
+    return failures, cases
+
+
+def time_many(library):
+    lines = []
+    for n, k in SHAPES:
+        copies = max(2, min(4, int(2e8 / (n * k)) + 1))
+        products = [Product(library, n, k, 1, torch.bfloat16)]
+        products += [products[0].again() for _ in range(copies - 1)]
+        room = torch.empty(n, k, device="cuda", dtype=torch.bfloat16)
+        for rows in MANY_ROWS:
+            x = torch.randn(rows, k, device="cuda")
+            rounded = x.bfloat16()
+            out = torch.empty(rows, n, device="cuda")
+            works = [
+                lambda i: products[i].run(PLAIN, x, rounded, out),
+                lambda i: products[i].run_decoded(x, rounded, out, room),
+                lambda i: products[i].run(LOSSLESS, x, rounded, out),
+            ]
+            plain, before, meanwhile = medians_us(works, copies, launches=8)
+            chosen = "meanwhile" if products[0].is_decoded_meanwhile(rows) else "before"
+            lines.append((f"{n} x {k}", rows, plain, before, meanwhile, chosen))
+            print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us, decoded before {before:7.1f}, meanwhile {meanwhile:7.1f},"
+                  f" {before / meanwhile:5.2f} x, chosen: {chosen}", flush=True)
+        del products
+    return lines
+
+
 def time_all(library, rows_list):
     lines = []
     for n, k in SHAPES:
@@ -295,21 +387,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kernels", required=True, type=Path)
     parser.add_argument("--json", required=True, type=Path)
-    parser.add_argument("--only", choices=["check", "time"])
+    parser.add_argument("--only", choices=["check", "time", "many"])
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
     library = ctypes.CDLL(str(args.kernels.resolve()))
     torch.manual_seed(1)
     failures, cases, lines = [], 0, []
-    if args.only != "time":
-        failures, cases = check(library)
+    if args.only in (None, "check"):
+        for some, count in check(library), check_many(library):
+            failures, cases = failures + some, cases + count
         print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
-    if args.only != "check":
+    if args.only in (None, "time"):
         lines = time_all(library, [int(rows) for rows in args.rows.split(",")])
     gpu = torch.cuda.get_device_name()
     head = ["weight", "rows", "plain, us", "TB/s", "lossless, us", "TB/s", "plain / lossless"]
     rows = [(name, rows, f"{p:.1f}", f"{r:.2f}", f"{e:.1f}", f"{er:.2f}", f"{x:.2f}") for name, rows, p, r, e, er, x in lines]
+    if args.only == "many":
+        head = ["weight", "rows", "plain, us", "decoded before, us", "meanwhile, us", "before / meanwhile", "chosen"]
+        lines = time_many(library)
+        rows = [(name, rows, *(f"{x:.1f}" for x in (p, b, m)), f"{b / m:.2f}", chosen) for name, rows, p, b, m, chosen in lines]
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     command = "scripts/bench_encoded.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
     report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"

@@ -189,6 +189,7 @@ unsafe extern "C" {
         n: u32,
         tile_rows: u32,
         dtype: u32,
+        encoding: u32,
         out_width: u32,
         out: *const f32,
     ) -> u32;
@@ -205,6 +206,17 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn djinn_linear_direct(encoding: u32, weight_dtype: u32, k: u32, row_bytes: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn djinn_linear_decodes(
+        rows: u32,
+        k: u32,
+        n: u32,
+        tile_rows: u32,
+        encoding: u32,
+        dtype: u32,
+        row_bytes: u32,
+    ) -> u32;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -23,10 +23,11 @@ impl CudaDevice {
         1 + tiles.iter().zip(&tiles[1..]).take_while(|&pair| follows(pair)).count()
     }
 
-    /// The tiles of a weight for a launch that takes all of them as plain elements, if one can: as they are, or as one
-    /// tile that is [decoded](CudaDevice::decode_all) first.
+    /// The tiles of a weight for a launch of kernels for many rows that takes all of them, if one can: as they are, or as
+    /// one tile that is [decoded](CudaDevice::decode_all) first.
     pub(crate) fn at_once<'a>(&self, tiles: &'a [Linear]) -> Option<Cow<'a, [Linear]>> {
-        if tiles[0].weight.encoding == Encoding::Plain {
+        let plain = tiles[0].weight.encoding == Encoding::Plain;
+        if plain || (!self.reads_directly(&tiles[0]) && self.reads_as_stored(tiles)) {
             return (at_once(tiles) == tiles.len()).then_some(Cow::Borrowed(tiles));
         }
         let all = whole(tiles);
@@ -35,9 +36,9 @@ impl CudaDevice {
         can.then(|| Cow::Owned(vec![all]))
     }
 
-    /// Decodes all of an encoded weight that [fits](CudaDevice::at_once) the workspace. `None`: it is plain.
+    /// Decodes all of an encoded weight that [fits](CudaDevice::at_once) the workspace. `None`: it is read as it is stored.
     pub(crate) fn decode_all(&self, launch: Launch<'_>, tiles: &[Linear]) -> crate::Result<Option<Place>> {
-        let decodes = tiles[0].weight.encoding != Encoding::Plain;
+        let decodes = !self.reads_as_stored(tiles);
         decodes.then(|| self.decode(launch, tiles, 0..whole(tiles).n)).transpose()
     }
 

@@ -40,6 +40,17 @@ pub(crate) fn rows_read_directly(weight: args::Weight, k: u32, n: u32) -> u32 {
     unsafe { sys::djinn_linear_direct(encoding, dtype, k, row_bytes(weight, n)) }
 }
 
+/// Whether Djinn's kernel for a product with all tiles of an encoded weight, for more rows than it
+/// [reads directly](rows_read_directly), decodes the weight while it multiplies, in less time than if it were decoded
+/// before, on the card of the current context.
+pub(crate) fn decodes_meanwhile(tiles: &[Linear]) -> bool {
+    let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
+    let (weight, bytes) = (first.weight, row_bytes(first.weight, first.n));
+    let (encoding, dtype) = (encoding(weight.encoding), dtype(decoded_dtype(weight)));
+    // SAFETY: as above.
+    unsafe { sys::djinn_linear_decodes(first.rows, first.k, n, first.n, encoding, dtype, bytes) != 0 }
+}
+
 /// Whether Djinn's kernel for a product of this many rows, or slots of experts, takes its activations rounded, on the
 /// card of the current context. The weight is read as it is stored, or `decoded`.
 pub(crate) fn wants_rounded(rows: u32, k: u32, weight: args::Weight, decoded: bool) -> bool {
@@ -52,8 +63,8 @@ pub(crate) fn takes_rounded(rows: u32, k: u32, read: DType, stored: Encoding) ->
     unsafe { sys::djinn_linear_rounded(rows, k, dtype(read), encoding(stored)) != 0 }
 }
 
-/// Whether one launch can compute a product of all tiles of a weight that is plain or decoded, and SiLU of its first half
-/// times the second, on the card of the current context.
+/// Whether one launch can compute a product of all tiles of a weight that is plain, decoded or
+/// [decoded meanwhile](decodes_meanwhile), and SiLU of its first half times the second, on the card of the current context.
 pub(crate) fn gates(tiles: &[Linear]) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above.
@@ -63,9 +74,9 @@ pub(crate) fn gates(tiles: &[Linear]) -> bool {
     first.bias.is_none() && can != 0
 }
 
-/// Whether one launch can add a product of all tiles of a weight that is plain or decoded and 16-bit activations to `sum`
-/// in place, on the card of the current context.
-pub(crate) fn adds(tiles: &[Linear], sum: Place) -> bool {
+/// Whether one launch can add a product of all tiles of a weight and 16-bit activations to `sum` in place, on the card of
+/// the current context. The weight is plain, `decoded`, or [decoded meanwhile](decodes_meanwhile).
+pub(crate) fn adds(tiles: &[Linear], decoded: bool, sum: Place) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above; it follows no address.
     let can = unsafe {
@@ -75,6 +86,7 @@ pub(crate) fn adds(tiles: &[Linear], sum: Place) -> bool {
             n,
             first.n,
             dtype(decoded_dtype(first.weight)),
+            encoding(if decoded { Encoding::Plain } else { first.weight.encoding }),
             first.out_width,
             sum.output(),
         )

@@ -2,7 +2,8 @@
 
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, Rounding, adds, decoded_dtype, gates, rows_read_directly, takes_rounded, type_read, wants_rounded,
+    Launch, Rounding, adds, decoded_dtype, decodes_meanwhile, gates, rows_read_directly, takes_rounded,
+    type_read, wants_rounded,
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
@@ -120,15 +121,20 @@ impl CudaDevice {
         args.rows <= self.batch_invariant_rows() || wants_rounded(args.rows, args.k, args.weight, true)
     }
 
-    /// Whether a product reads its weight as it is stored.
+    /// Whether products of any tiles like this one read their weight as it is stored.
     pub(crate) fn reads_directly(&self, args: &Linear) -> bool {
         args.weight.encoding == Encoding::Plain
             || args.rows <= rows_read_directly(args.weight, args.k, args.n)
     }
 
+    /// Whether a launch for all these tiles reads their weight as it is stored.
+    pub(crate) fn reads_as_stored(&self, tiles: &[Linear]) -> bool {
+        self.reads_directly(&tiles[0]) || (at_once(tiles) == tiles.len() && decodes_meanwhile(tiles))
+    }
+
     /// A product of tiles that are computed [together](CudaDevice::together).
     fn product(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
-        if self.reads_directly(&tiles[0]) {
+        if self.reads_as_stored(tiles) {
             return self.product_of(stream, tiles, None);
         }
         let all = whole(tiles);
@@ -141,10 +147,10 @@ impl CudaDevice {
 
     /// How many of the leading tiles are computed together: by one launch, or decoded for it.
     fn together(&self, tiles: &[Linear]) -> usize {
-        let tile = &tiles[0];
-        match (self.is_own(tile), self.reads_directly(tile)) {
+        let launched = at_once(tiles);
+        match (self.is_own(&tiles[0]), self.reads_as_stored(&tiles[..launched])) {
             (false, _) => 1,
-            (true, true) => at_once(tiles),
+            (true, true) => launched,
             (true, false) => self.decoded_together(tiles),
         }
     }
@@ -222,13 +228,13 @@ impl CudaDevice {
         let Some(of) = self.at_once(tiles) else { return Ok(false) };
         let args = &tiles[0];
         let in_place = [[add.a, add.b], [add.b, add.a]].contains(&[add.out, args.out]);
-        let decoded = args.weight.encoding != Encoding::Plain;
+        let decoded = !self.reads_as_stored(tiles);
         let fits = u64::from(args.rows) * u64::from(args.k) * 2 <= self.scratch.activations().len();
         if !in_place || !fits || !wants_rounded(args.rows, args.k, args.weight, decoded) {
             return Ok(false);
         }
         let sum = self.memory.resolve(add.out);
-        if !adds(&of, sum) {
+        if !adds(&of, decoded, sum) {
             return Ok(false);
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
