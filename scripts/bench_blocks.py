@@ -20,10 +20,12 @@ from pathlib import Path
 import numpy as np
 import results
 import torch
+from bench_encoded import Decode
+from bench_linear import TILES
+from bench_linear import Args as Linear
 from timing import median_us
 
 PLAIN, LOSSLESS, F16, BF16 = 0, 1, 1, 2
-TILES = 8
 # Columns and bytes of a block, where its scales are (f32 in FP8, exponents in MXFP4, else f16), and the number in djinn.h.
 FORMATS = {
     "Q4_0": (32, 18, (0,), 2), "Q4_1": (32, 20, (0, 2), 3), "Q5_0": (32, 22, (0,), 4), "Q5_1": (32, 24, (0, 2), 5),
@@ -37,26 +39,10 @@ SHAPES = {"out": (4096, 4096), "gate": (14336, 4096), "down": (4096, 14336), "70
 ROWS = "1,8,16,32,64,128"
 
 
-def structure(pointers, numbers):
-    fields = [(name, ctypes.c_void_p) for name in pointers.split()] + [(name, ctypes.c_uint32) for name in numbers.split()]
-    return type("Args", (ctypes.Structure,), {"_fields_": fields})
-
-
-Decode = structure("encoded out", "encoding dtype k row_bytes rows")
-Embed = structure("tokens table out", "table_dtype first_row table_rows width rows encoding row_bytes")
-
-
-class Linear(ctypes.Structure):
+class Embed(ctypes.Structure):
     _fields_ = [
-        ("x", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p * TILES),
-        *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
-        *(
-            (name, ctypes.c_uint32)
-            for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows encoding row_bytes fresh".split()
-        ),
-        *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
-        ("adds", ctypes.c_uint32),
+        *((name, ctypes.c_void_p) for name in "tokens table out".split()),
+        *((name, ctypes.c_uint32) for name in "table_dtype first_row table_rows width rows encoding row_bytes".split()),
     ]
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import results
 import torch
+from bench_linear import TILES, Args
 from timing import medians_us
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
 PLAIN, LOSSLESS = 0, 1
-TILES = 8
 # Rows of the weight, columns: of Llama-3.1-8B, Llama-2-13B and Llama-2-70B.
 SHAPES = (
     *((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)),
@@ -31,18 +31,6 @@ SHAPES = (
 )
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 MANY_ROWS = (129, 256, 384, 512, 1024, 2048)
-
-
-class Args(ctypes.Structure):
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p * TILES),
-        *((name, ctypes.c_void_p) for name in "bias out rounded".split()),
-        *((name, ctypes.c_uint32) for name in "weight_dtype bias_dtype k n tile_rows out_width out_column rows".split()),
-        *((name, ctypes.c_uint32) for name in "encoding row_bytes fresh".split()),
-        *((name, ctypes.c_void_p) for name in "gated gated_rounded".split()),
-        ("adds", ctypes.c_uint32),
-    ]
 
 
 class Decode(ctypes.Structure):
