@@ -40,7 +40,7 @@ bool is_wide(uint32_t rows, uint32_t n);
 
 int linear_wide(const djinn_linear_args &a, void *stream);
 
-/* The cycles that a plain product should take that is left to linear_wide.cu. */
+/* The cycles that linear_wide.cu should take for a plain product. */
 uint64_t wide_product_cycles(const djinn_linear_args &a);
 
 /* Takes any number of rows, not gated, after `allow_split` for the dtype. `split_cycles`: the cycles that it should take. */
@@ -54,11 +54,10 @@ unsigned clusters_at_once();
 /* Takes up to djinn_linear_direct() rows of an encoded weight. */
 int linear_encoded(const djinn_linear_args &a, void *stream);
 
-/*
- * Takes any number of rows of a lossless weight, with rounded rows of x, where serves_hopper() is true. Whether it can add
- * the product to out.
- */
+/* Takes any number of rounded rows of x with a lossless weight, where serves_hopper() is true. */
 int linear_lossless_wide(const djinn_linear_args &a, void *stream);
+
+/* Whether it can add the product to out. */
 bool lossless_wide_adds(const djinn_linear_args &a);
 
 /* Takes any number of slots, with or without the workspace. */

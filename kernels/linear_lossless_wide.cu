@@ -3,8 +3,8 @@
  * the bits of the product over decoded rows. These are never in device memory. This is faster than decoding them before as
  * long as rows are few; with many, shared memory is the limit, and each pair of groups of rows decodes the weight again.
  *
- * Launch: as there, with two blocks that have the same rows of the weight. The warps that elsewhere only copy decode it while
- * the others multiply.
+ * Launch: as there, with clusters whose two blocks have the same rows of the weight. The warps that only copy there decode
+ * these as well, while the others multiply.
  */
 #include "linear_lossless_wide.cuh"
 

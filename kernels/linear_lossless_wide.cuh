@@ -1,7 +1,7 @@
 /*
- * A tile of linear_lossless_wide.cu's products: one of linear_wide.cuh, whose part of the weight the warps that elsewhere
- * only copy decode. The two blocks of a cluster have the same rows of the weight. Each decodes half of them, into the rings
- * of both.
+ * A tile of linear_lossless_wide.cu's products, computed as in linear_wide.cuh. The warps that only copy there decode the
+ * weight as well. The two blocks of a cluster have the same rows of the weight; each decodes half of them into its ring, and
+ * copies them from there to the other's.
  */
 #ifndef DJINN_LINEAR_LOSSLESS_WIDE_CUH
 #define DJINN_LINEAR_LOSSLESS_WIDE_CUH
