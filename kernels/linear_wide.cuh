@@ -36,8 +36,8 @@ __host__ __device__ constexpr unsigned bulk_columns(bool gated, unsigned width) 
 
 /*
  * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. In a gated
- * product, the arguments' n and tiles are those of gate alone; up's tiles follow. If warps decode the weight, which needs
- * the same rows of it, they need ENCODED bytes of shared memory for what they decode.
+ * product, the arguments' n and tiles are those of gate alone; up's tiles follow. ENCODED: shared memory beside the ring for
+ * warps that decode the weight, or 0.
  */
 template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED = 0> struct WideTiles {
     static constexpr bool SIDE_BY_SIDE = N <= 96;

@@ -322,12 +322,16 @@ def check_many(library):
     return failures, cases
 
 
+def copies_of(library, n, k, most):
+    """A weight at two to `most` places, so that no cache holds all."""
+    product = Product(library, n, k, 1, torch.bfloat16)
+    return [product, *(product.again() for _ in range(max(2, min(most, int(2e8 / (n * k)) + 1)) - 1))]
+
+
 def time_many(library):
     lines = []
     for n, k in SHAPES:
-        copies = max(2, min(4, int(2e8 / (n * k)) + 1))
-        products = [Product(library, n, k, 1, torch.bfloat16)]
-        products += [products[0].again() for _ in range(copies - 1)]
+        products = copies_of(library, n, k, 4)
         room = torch.empty(n, k, device="cuda", dtype=torch.bfloat16)
         for rows in MANY_ROWS:
             x = torch.randn(rows, k, device="cuda")
@@ -338,7 +342,7 @@ def time_many(library):
                 lambda i: products[i].run_decoded(x, rounded, out, room),
                 lambda i: products[i].run(LOSSLESS, x, rounded, out),
             ]
-            plain, before, meanwhile = medians_us(works, copies, launches=8)
+            plain, before, meanwhile = medians_us(works, len(products), launches=8)
             chosen = "meanwhile" if products[0].is_decoded_meanwhile(rows) else "before"
             lines.append((f"{n} x {k}", rows, plain, before, meanwhile, chosen))
             print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us, decoded before {before:7.1f}, meanwhile {meanwhile:7.1f},"
@@ -350,9 +354,7 @@ def time_many(library):
 def time_all(library, rows_list):
     lines = []
     for n, k in SHAPES:
-        copies = max(2, min(16, int(2e8 / (n * k)) + 1))
-        products = [Product(library, n, k, 1, torch.bfloat16)]
-        products += [products[0].again() for _ in range(copies - 1)]
+        products = copies_of(library, n, k, 16)
         for rows in rows_list:
             if rows > products[0].most:
                 continue
@@ -362,7 +364,7 @@ def time_all(library, rows_list):
             works = [
                 lambda i, encoding=encoding: products[i].run(encoding, x, rounded, out) for encoding in (PLAIN, LOSSLESS)
             ]
-            plain, packed = medians_us(works, copies)
+            plain, packed = medians_us(works, len(products))
             rate, packed_rate = n * k * 2 / plain / 1e6, n * products[0].row_bytes[LOSSLESS] / packed / 1e6
             lines.append((f"{n} x {k}", rows, plain, rate, packed, packed_rate, plain / packed))
             print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us {rate:5.2f} TB/s, lossless {packed:7.1f} us"
