@@ -15,7 +15,7 @@ template <djinn_encoding E> struct BlockWide {
     /* As for lossless weights. */
     using Tiles = std::integer_sequence<unsigned, 64, 128>;
     static constexpr bool IS_LARGE = Format::BYTES > 200;
-    static constexpr unsigned wave(unsigned rows) { return rows == 64 ? (IS_LARGE ? 275 : 240) : (IS_LARGE ? 450 : 380); }
+    static constexpr unsigned wave(unsigned rows) { return rows == 64 ? (IS_LARGE ? 280 : 250) : (IS_LARGE ? 470 : 400); }
 
     struct Maps {
         CUtensorMap segments;

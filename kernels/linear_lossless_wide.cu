@@ -11,7 +11,7 @@ template <typename T> struct LosslessWide {
     using Type = T;
     /* Rows of tiles, and the time of a wave of them, as measured with few rows of x. */
     using Tiles = std::integer_sequence<unsigned, 64, 128, 192>;
-    static constexpr unsigned wave(unsigned rows) { return rows == 64 ? 235 : rows == 128 ? 365 : 560; }
+    static constexpr unsigned wave(unsigned rows) { return rows == 64 ? 240 : rows == 128 ? 380 : 560; }
     /* Bytes of a run of a row: of signs and mantissas, where TMA's 64-byte swizzle repeats, and of codes. */
     static constexpr unsigned KEPT_ROW = RUN, CODES_ROW = RUN / 2;
 
