@@ -145,6 +145,8 @@ template <typename T> struct LosslessWide {
                                              const StoredAt &stored_at) const {
             constexpr unsigned KEPT_WORDS = TAIL / sizeof(uint32_t);
             const unsigned room = (a.row_bytes - a.k - a.k / 2) / unsigned(sizeof(uint32_t)) - 1;
+            /* What other lanes decoded is stored before. */
+            __syncwarp();
             found |= __shfl_xor_sync(~0u, found, 1);
             found |= __shfl_xor_sync(~0u, found, 2);
 #pragma unroll 1
