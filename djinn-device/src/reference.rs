@@ -228,14 +228,36 @@ fn head_norm(op: &HeadNorm, memory: Reader<'_>) -> Vec<Written> {
     rows.collect()
 }
 
+/// Columns that are summed side by side, so that no sum waits for another's last term. Each sum keeps its order.
+const COLUMNS: usize = 16;
+
 /// Each row of `x[_, k]` times all rows of `weight[n, k]`, plus `bias[n]`.
+#[allow(
+    clippy::needless_range_loop,
+    reason = "incremental builds do not inline the iterators, nor vectorise them"
+)]
 fn products(x: &[f32], weight: &Elements<'_>, bias: Option<Vec<f64>>, k: usize, n: usize) -> Vec<Vec<f32>> {
     let x: Vec<f64> = x.iter().map(|&x| x.into()).collect();
     let mut out = vec![vec![0.0; n]; x.len() / k];
-    for j in 0..n {
-        let (weight, bias) = (weight.range(j * k, k), bias.as_ref().map_or(0.0, |bias| bias[j]));
+    // The weights of a tile's columns, for each element of a row. Sums of columns beyond the last are not used.
+    let mut tile = vec![[0.0; COLUMNS]; k];
+    for first in (0..n).step_by(COLUMNS) {
+        let columns = COLUMNS.min(n - first);
+        for c in 0..columns {
+            let column = weight.range((first + c) * k, k);
+            tile.iter_mut().zip(column).for_each(|(elements, element)| elements[c] = element);
+        }
         for (x, out) in x.chunks_exact(k).zip(&mut out) {
-            out[j] = (x.iter().zip(&weight).map(|(x, weight)| x * weight).sum::<f64>() + bias) as f32;
+            let mut sums = [0.0; COLUMNS];
+            for (x, elements) in x.iter().zip(&tile) {
+                for c in 0..COLUMNS {
+                    sums[c] += x * elements[c];
+                }
+            }
+            for (c, sum) in sums[..columns].iter().enumerate() {
+                let bias = bias.as_ref().map_or(0.0, |bias| bias[first + c]);
+                out[first + c] = (sum + bias) as f32;
+            }
         }
     }
     out
@@ -317,27 +339,30 @@ fn attention(op: &Attention, memory: Reader<'_>) -> Vec<Written> {
     let mut out = Vec::new();
     for (row, (sequence, position)) in qkv.chunks_exact(qkv.len() / op.rows as usize).zip(rows) {
         let first = op.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        for head in 0..op.heads {
-            let table = &table;
+        for kv_head in 0..op.kv.kv_heads {
             let vectors = |part| {
-                let at = move |p| vector(&op.kv, table, [sequence, p], part, head / group);
-                (first..=position).map(move |p| memory.vector(at(p), op.kv.dtype, dim))
+                let at = |p| vector(&op.kv, &table, [sequence, p], part, kv_head);
+                (first..=position).map(|p| memory.vector(at(p), op.kv.dtype, dim)).collect::<Vec<_>>()
             };
-            let query = &row[head as usize * dim..][..dim];
-            let slope = if op.alibi { alibi::slope(head as usize, op.heads as usize) } else { 0.0 };
-            let mut weights = Vec::new();
-            for (p, key) in (first..).zip(vectors(0)) {
-                let product: f64 = query.iter().zip(key).map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
-                weights.push((product + f64::from(alibi::bias(slope, p as usize))) * f64::from(op.scale));
+            let (keys, values) = (vectors(0), vectors(1));
+            for head in (kv_head * group) as usize..((kv_head + 1) * group) as usize {
+                let query = &row[head * dim..][..dim];
+                let slope = if op.alibi { alibi::slope(head, op.heads as usize) } else { 0.0 };
+                let mut weights = Vec::new();
+                for (p, key) in (first..).zip(&keys) {
+                    let product: f64 =
+                        query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                    weights.push((product + f64::from(alibi::bias(slope, p as usize))) * f64::from(op.scale));
+                }
+                let largest = weights.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
+                weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
+                let total: f64 = weights.iter().sum();
+                let mut sums = vec![0.0; dim];
+                for (weight, value) in weights.iter().zip(&values) {
+                    sums.iter_mut().zip(value).for_each(|(sum, &value)| *sum += weight * f64::from(value));
+                }
+                out.extend(sums.iter().map(|sum| (sum / total) as f32));
             }
-            let largest = weights.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
-            weights.iter_mut().for_each(|w| *w = (*w - largest).exp());
-            let total: f64 = weights.iter().sum();
-            let mut sums = vec![0.0; dim];
-            for (weight, value) in weights.iter().zip(vectors(1)) {
-                sums.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * f64::from(value));
-            }
-            out.extend(sums.iter().map(|sum| (sum / total) as f32));
         }
     }
     vec![Written::floats(op.out, 0, &out)]
