@@ -4,7 +4,6 @@
 //! tokens before it without. So a session whose pages were freed is first computed again up to that context, in steps
 //! that end there, and then its pages are rewritten.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A change of a session's keys and values, to be applied before its next step.
@@ -66,8 +65,9 @@ impl Rewrites {
         numbers
     }
 
-    /// Page table indices of the pages that rewrites due after `context` tokens write to.
-    pub(crate) fn pages(&self, context: u64, page_tokens: u64) -> BTreeSet<u64> {
+    /// Page table indices of the pages that rewrites due after `context` tokens write to,
+    /// some more than once.
+    pub(crate) fn pages(&self, context: u64, page_tokens: u64) -> Vec<u64> {
         let of = |positions: &Range<u64>| positions.start / page_tokens..positions.end.div_ceil(page_tokens);
         self.due(context).iter().flat_map(|rewrite| of(&rewrite.positions)).collect()
     }

@@ -69,7 +69,8 @@ impl Default for Rules {
 /// If a step is under way.
 pub fn schedule(state: &State, parts: &Parts, now: Duration) -> Plan {
     assert!(state.step().is_none(), "plan {:?} is still under way", state.step());
-    let mut draft = Draft::new(state, parts, now);
+    let sessions: Vec<_> = state.sessions().collect();
+    let mut draft = Draft::new(state, &sessions, parts, now);
     draft.grow();
     draft.admit();
     draft.restore();
@@ -83,7 +84,8 @@ pub fn schedule(state: &State, parts: &Parts, now: Duration) -> Plan {
 /// Decides the step after that of `before`, which is under way. Sessions are [as they will be](State::foresee) after
 /// it, and only those of it that decode take part. `None` if others would compute as well, or pages must move.
 pub(crate) fn follow(state: &State, parts: &Parts, before: &Plan, now: Duration) -> Option<Plan> {
-    let mut draft = Draft::new(state, parts, now);
+    let sessions: Vec<_> = state.sessions().collect();
+    let mut draft = Draft::new(state, &sessions, parts, now);
     draft.grow();
     draft.headroom();
     if draft.wants_moves() {

@@ -4,7 +4,6 @@ use crate::phase::{EventKind, Next, Phase, transition};
 use crate::rewrite::Rewrites;
 use djinn_pages::{BlockTable, PageName, Residency};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -199,10 +198,14 @@ impl Session {
     }
 
     /// Page table indices of the pages with contents that its next step writes to.
-    pub(crate) fn written_pages(&self, page_tokens: u64) -> BTreeSet<u64> {
+    pub(crate) fn written_pages(&self, page_tokens: u64) -> Vec<u64> {
         let mut pages = self.rewrites.pages(self.context, page_tokens);
         if !self.context.is_multiple_of(page_tokens) {
-            pages.insert(self.context / page_tokens);
+            pages.push(self.context / page_tokens);
+        }
+        if pages.len() > 1 {
+            pages.sort_unstable();
+            pages.dedup();
         }
         pages
     }

@@ -29,6 +29,8 @@ struct Deficit {
 
 pub(super) struct Draft<'a> {
     state: &'a State,
+    /// Those of the state, whose map is walked only once.
+    sessions: &'a [&'a Session],
     parts: &'a Parts,
     now: Duration,
     /// Free pages, without those whose copy to the host is under way.
@@ -36,13 +38,13 @@ pub(super) struct Draft<'a> {
     host_free: u32,
     /// Pages that become free: their copy to the host is under way, or this plan frees them.
     coming: u32,
-    /// By page: how many of its tables release it.
+    /// By page that several tables hold: how many of them release it.
     released: BTreeMap<u32, u32>,
     /// Free pages whose contents this plan gives to sessions.
     claimed: BTreeSet<u32>,
     /// Pages that computing sessions hold alone and write to next. To share one costs a page, since its writer then
-    /// needs a copy.
-    written: BTreeSet<u32>,
+    /// needs a copy. In order.
+    written: Vec<u32>,
     missing: Deficit,
     /// Sessions that compute on the device, by rank.
     resident: Vec<&'a Session>,
@@ -56,19 +58,26 @@ pub(super) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(state: &'a State, parts: &'a Parts, now: Duration) -> Self {
-        let mut resident: Vec<_> =
-            state.sessions().filter(|s| s.is_ready() && s.residency() == Residency::Device).collect();
+    pub(super) fn new(
+        state: &'a State,
+        sessions: &'a [&'a Session],
+        parts: &'a Parts,
+        now: Duration,
+    ) -> Self {
+        let computes = |s: &&Session| s.is_ready() && s.residency() == Residency::Device;
+        let mut resident: Vec<_> = sessions.iter().copied().filter(computes).collect();
         resident.sort_by_key(|s| s.rank());
         let page_tokens = u64::from(state.capacity().page_tokens);
         let writes = |s: &&'a Session| {
             let pages = s.written_pages(page_tokens).into_iter();
             let pages = pages.filter_map(|at| s.table().device().get(at as usize).copied());
-            pages.filter(|&page| state.pages().references(page) == 1).collect::<Vec<u32>>()
+            pages.filter(|&page| state.pages().references(page) == 1)
         };
-        let written = resident.iter().flat_map(writes).collect();
+        let mut written: Vec<u32> = resident.iter().flat_map(writes).collect();
+        written.sort_unstable();
         let mut draft = Draft {
             state,
+            sessions,
             parts,
             now,
             free: state.device_free(),
@@ -84,18 +93,29 @@ impl<'a> Draft<'a> {
             moved: BTreeSet::new(),
             plan: Plan { id: state.plans + 1, ..Plan::default() },
         };
-        let leaving = state.sessions().filter(|s| s.residency() == Residency::Leaving);
-        leaving.for_each(|session| draft.count_as_freed(session));
+        let leaving = |s: &&Session| s.residency() == Residency::Leaving;
+        sessions.iter().copied().filter(leaving).for_each(|session| draft.count_as_freed(session));
         draft
+    }
+
+    fn sessions(&self) -> impl Iterator<Item = &'a Session> + use<'a> {
+        self.sessions.iter().copied()
     }
 
     /// Counts a session's pages as free, but for those that others hold.
     fn count_as_freed(&mut self, session: &Session) {
         for &page in session.table().device() {
-            let released = self.released.entry(page).or_default();
-            *released += 1;
-            self.coming += u32::from(*released == self.state.pages().references(page));
+            let references = self.state.pages().references(page);
+            let released = if references == 1 { 1 } else { self.release(page) };
+            self.coming += u32::from(released == references);
         }
+    }
+
+    /// How many tables release a page that several hold, with this one.
+    fn release(&mut self, page: u32) -> u32 {
+        let released = self.released.entry(page).or_default();
+        *released += 1;
+        *released
     }
 
     fn pages(&self, tokens: u64) -> u32 {
@@ -143,7 +163,7 @@ impl<'a> Draft<'a> {
         let counts_as_free =
             |page: &&u32| self.state.pages().references(**page) == 0 && !self.claimed.contains(page);
         let idle = present.iter().filter(counts_as_free).count();
-        let copied = present.iter().filter(|page| self.written.contains(page)).count();
+        let copied = present.iter().filter(|page| self.written.binary_search(page).is_ok()).count();
         pages.saturating_sub(present.len() as u32) + (idle + copied) as u32
     }
 
@@ -184,10 +204,10 @@ impl<'a> Draft<'a> {
     /// Admits queued sessions in order. A smaller one does not overtake.
     pub(super) fn admit(&mut self) {
         let off = |s: &&Session| matches!(s.residency(), Residency::Host | Residency::Gone);
-        let mut queue: Vec<_> = self.state.sessions().filter(|s| s.is_ready()).filter(off).collect();
+        let mut queue: Vec<_> = self.sessions().filter(|s| s.is_ready()).filter(off).collect();
         queue.sort_by_key(|s| s.rank());
         let arriving = |s: &&Session| s.is_ready() && s.residency() == Residency::Arriving;
-        let mut active = self.resident.len() + self.state.sessions().filter(arriving).count();
+        let mut active = self.resident.len() + self.sessions().filter(arriving).count();
         let mut looked_at = 0;
         for session in queue {
             let room = active < self.state.capacity().sequences as usize;
@@ -234,7 +254,7 @@ impl<'a> Draft<'a> {
     pub(super) fn restore(&mut self) {
         let mut due = Vec::new();
         let away = |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !s.prefetched;
-        for session in self.state.sessions().filter(away) {
+        for session in self.sessions().filter(away) {
             match self.parts.policy.restore_at(&self.view(), session) {
                 Some(at) if at <= self.now => due.push((session.priority, at, session)),
                 Some(at) => self.wake_at(at),
@@ -257,7 +277,7 @@ impl<'a> Draft<'a> {
     /// Keeps some pages free for the next session that comes back.
     pub(super) fn headroom(&mut self) {
         let off = |s: &Session| !matches!(s.residency(), Residency::Device | Residency::Arriving);
-        if !self.parts.policy.reserves() && self.state.sessions().any(off) {
+        if !self.parts.policy.reserves() && self.sessions().any(off) {
             let pages = self.state.capacity().device_pages as f64 * self.parts.rules.headroom;
             self.missing.soft = self.missing.soft.saturating_add((pages as u32).saturating_sub(self.free));
         }
@@ -265,7 +285,7 @@ impl<'a> Draft<'a> {
 
     /// Takes pages of waiting sessions: first those that the policy gives up, then those on demand.
     pub(super) fn evict(&mut self) {
-        let parked = self.state.sessions().filter(|s| s.is_parked() && s.residency() == Residency::Device);
+        let parked = self.sessions().filter(|s| s.is_parked() && s.residency() == Residency::Device);
         let (leased, mut lapsed): (Vec<_>, Vec<_>) = parked.partition(|s| s.lease_until > self.now);
         let view = self.view();
         lapsed.sort_by_cached_key(|s| (Reverse(self.parts.policy.rank(&view, s)), Reverse(s.priority), s.id));
@@ -321,7 +341,7 @@ impl<'a> Draft<'a> {
         let own = if session.is_parked() { policy.rank(&view, session) } else { Some(0) };
         let away =
             |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !self.moved.contains(&s.id);
-        let ranked = self.state.sessions().filter(away).map(|s| (policy.rank(&view, s), s));
+        let ranked = self.sessions().filter(away).map(|s| (policy.rank(&view, s), s));
         let mut longer: Vec<_> = ranked.filter(|(rank, _)| *rank > own).collect();
         longer.sort_by_key(|&(rank, s)| (Reverse(rank), s.id));
         let mut freed = self.host_free;
@@ -442,7 +462,7 @@ impl<'a> Draft<'a> {
     /// Whether a session lacks pages, or the policy would move pages of a waiting one.
     pub(super) fn wants_moves(&self) -> bool {
         let parked = |s: &Session| s.is_parked() && s.residency() == Residency::Device;
-        let is_short = self.missing.soft > 0 && self.state.sessions().any(parked);
+        let is_short = self.missing.soft > 0 && self.sessions().any(parked);
         is_short || !self.starved.is_empty() || !self.plan.refused.is_empty()
     }
 
@@ -466,7 +486,7 @@ impl<'a> Draft<'a> {
         // Leases of computing sessions end as well.
         if let (Some(needy), true) = (self.blocked, self.missing.hard > self.coming) {
             let lapse = |s: &&Session| s.priority > needy.priority && s.lease_until > self.now;
-            let ends = self.state.sessions().filter(|s| s.is_ready()).filter(lapse).map(|s| s.lease_until);
+            let ends = self.sessions().filter(|s| s.is_ready()).filter(lapse).map(|s| s.lease_until);
             if let Some(end) = ends.min() {
                 self.wake_at(end);
             }
