@@ -248,7 +248,7 @@ struct LosslessWideTiles : WideTiles<T, N, true, GATED, EncodedRing<N>::BYTES> {
                                          unsigned number, unsigned quad) const {
         constexpr unsigned KEPT_WORDS = Encoded::TAIL / sizeof(uint32_t);
         const unsigned room = (a.row_bytes - a.k - a.k / 2) / unsigned(sizeof(uint32_t)) - 1;
-        /* What other lanes decoded is stored before. */
+        /* Escapes replace what other lanes stored. */
         __syncwarp();
         found |= __shfl_xor_sync(~0u, found, 1);
         found |= __shfl_xor_sync(~0u, found, 2);

@@ -7,7 +7,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# A first build is not incremental: it takes less time, and its tests run faster. Later ones are as those before.
+# A first build is not incremental: it takes less time, and its tests run faster. A folder with incremental builds goes on
+# with them, since a change would compile the whole workspace anew.
 if ! compgen -G "${CARGO_TARGET_DIR:-target}/debug/incremental/*" >/dev/null; then
     export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 fi

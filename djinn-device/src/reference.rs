@@ -228,7 +228,7 @@ fn head_norm(op: &HeadNorm, memory: Reader<'_>) -> Vec<Written> {
     rows.collect()
 }
 
-/// Columns that are summed side by side, so that no sum waits for another's last term. Each sum keeps its order.
+/// Columns that are summed side by side: one sum alone would wait for each of its additions. Each keeps its order.
 const COLUMNS: usize = 16;
 
 /// Each row of `x[_, k]` times all rows of `weight[n, k]`, plus `bias[n]`.

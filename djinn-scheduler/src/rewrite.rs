@@ -65,8 +65,7 @@ impl Rewrites {
         numbers
     }
 
-    /// Page table indices of the pages that rewrites due after `context` tokens write to,
-    /// some more than once.
+    /// Page table indices of the pages that rewrites due after `context` tokens write to, some more than once.
     pub(crate) fn pages(&self, context: u64, page_tokens: u64) -> Vec<u64> {
         let of = |positions: &Range<u64>| positions.start / page_tokens..positions.end.div_ceil(page_tokens);
         self.due(context).iter().flat_map(|rewrite| of(&rewrite.positions)).collect()
