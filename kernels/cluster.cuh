@@ -65,7 +65,7 @@ struct Barrier {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 
-    /* Arrives. Orders earlier reads before later copies, but no writes. */
+    /* Arrives. For reads of shared memory that copies will overwrite, see `end_shared_reads`. */
     __device__ __forceinline__ void arrive() { arrive_own(shared_address(this)); }
 
     /* The same, by the barrier's address. */
@@ -74,8 +74,8 @@ struct Barrier {
     }
 
     /*
-     * Arrives at the same barrier in the block of that rank. Orders earlier reads before later copies, but no writes: a
-     * release at cluster scope would wait for all of this thread's writes to memory.
+     * Arrives at the same barrier in the block of that rank. It orders no writes: a release at cluster scope would wait for
+     * all of this thread's writes to memory.
      */
     __device__ __forceinline__ void arrive_at(unsigned rank) { arrive_other(address_at(shared_address(this), rank)); }
 
@@ -151,6 +151,13 @@ __device__ __forceinline__ void admit_bulk_copies() { asm volatile("fence.proxy.
 __device__ __forceinline__ void admit_shared_writes() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+
+/*
+ * Ends this thread's reads of shared memory that a bulk copy may overwrite next. Call it before the arrival that allows the
+ * copy, unless what was read has been used already: loads do not have to be done when an arrival after them is. Generic
+ * accesses and bulk copies are of different proxies (PTX ISA, "Async proxy"). What happens otherwise: docs/design/encodings.md.
+ */
+__device__ __forceinline__ void end_shared_reads() { admit_shared_writes(); }
 
 /*
  * Starts a copy from this block's shared memory to an address in that of another block of the cluster. It completes on a

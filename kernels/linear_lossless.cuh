@@ -221,6 +221,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             }
         };
         const auto leave = [&] {
+            end_shared_reads();
             __syncwarp();
             if (lane == 0) {
                 Barrier::arrive_own(barrier + FREE);

@@ -246,6 +246,7 @@ template <typename Format, unsigned N> struct TileProducts {
                     records.decode(of, halves, i, column, part, quad, w);
                 }
                 if (i + 1 == Format::SEGMENTS || segment + 1 == segments) {
+                    end_shared_reads();
                     __syncwarp();
                     if (lane == 0) {
                         Barrier::arrive_own(barriers_at + FREE + slot * 8);
