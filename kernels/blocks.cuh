@@ -153,6 +153,23 @@ struct Segment {
     __device__ __forceinline__ Segment(const char *shared, const char *own) : shared(shared), own(own) {}
 };
 
+constexpr unsigned common_divisor(unsigned a, unsigned b) { return b == 0 ? a : common_divisor(b, a % b); }
+
+/*
+ * How TMA copies a segment of each of some rows: in boxes that begin at multiples of 16 bytes, `shift` before the segment, up
+ * to SHIFT.
+ */
+template <typename Format> struct SegmentBox {
+    static constexpr unsigned SHIFT = 16 - common_divisor(16, Format::BYTES);
+    /* Bytes of a box's row: an odd multiple of 16, so that lanes that read from 8 rows at once have no bank conflicts. */
+    static constexpr unsigned PITCH = 16 * ((Format::BYTES + SHIFT + 15) / 16 | 1);
+    /* Where a box begins in its row of the weight. */
+    static __device__ __forceinline__ unsigned begin(unsigned segment) { return segment * Format::BYTES / 16 * 16; }
+    static __device__ __forceinline__ unsigned shift(unsigned segment) {
+        return SHIFT == 0 ? 0 : segment * Format::BYTES % 16;
+    }
+};
+
 /* A weight is scale (integer - LESS) + offset, or scale number + offset. An offset of -0 leaves the product as it is. */
 struct Line {
     float scale, offset;

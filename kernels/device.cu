@@ -29,13 +29,19 @@ static DeviceFacts ask(int device) {
     int multiprocessors = 0, shared = 0;
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    int clock = 0, memory_clock = 0, bits = 0;
+    cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device);
+    cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device);
+    cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device);
+    /* Two transfers in a cycle of the memory's clock. */
+    const unsigned bytes = clock > 0 ? unsigned(2.0 * memory_clock * bits / 8 / clock) : 0;
     cudaFuncAttributes code = {};
     if (cudaFuncGetAttributes(&code, djinn_code) != cudaSuccess) {
         /* The first launch will fail as well, and be reported. */
         cudaGetLastError();
     }
     return {multiprocessors > 0 ? unsigned(multiprocessors) : 1u, code.maxThreadsPerBlock >= OVERLAPPING,
-            code.maxThreadsPerBlock == HOPPER, unsigned(shared)};
+            code.maxThreadsPerBlock == HOPPER, unsigned(shared), bytes};
 }
 
 const DeviceFacts *all_devices() {

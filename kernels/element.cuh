@@ -205,6 +205,8 @@ struct DeviceFacts {
     bool is_hopper;
     /* The most shared memory of a block, in bytes. */
     unsigned block_shared;
+    /* Bytes that device memory moves in a cycle, by the clocks of the data sheet; 0 if the driver does not tell. */
+    unsigned bytes_a_cycle;
 };
 
 constexpr int MOST_DEVICES = 64;

@@ -281,8 +281,8 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const djinn_linear_args &a = *args;
-    /* What can be gated or added: plain weights, and lossless ones that are decoded meanwhile. */
-    const bool meanwhile = a.encoding == DJINN_LOSSLESS && a.rows > djinn::MOST_GROUP;
+    /* What can be gated or added: plain weights, and those that are decoded meanwhile. */
+    const bool meanwhile = a.rows > djinn::MOST_GROUP && djinn::encoded_wide(a.encoding, a.weight_dtype) != nullptr;
     const bool at_once = a.bias == nullptr && a.rounded != nullptr && (a.encoding == DJINN_PLAIN || meanwhile);
     if (a.gated_rounded != nullptr) {
         if (!at_once || !djinn_linear_gated(a.rows, a.k, a.n, a.tile_rows, a.weight_dtype)) {

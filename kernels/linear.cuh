@@ -54,11 +54,20 @@ unsigned clusters_at_once();
 /* Takes up to djinn_linear_direct() rows of an encoded weight. */
 int linear_encoded(const djinn_linear_args &a, void *stream);
 
-/* Takes any number of rounded rows of x with a lossless weight, where serves_hopper() is true. */
-int linear_lossless_wide(const djinn_linear_args &a, void *stream);
+/*
+ * What computes products of any number of rounded rows of x over an encoded weight and decodes it meanwhile, where
+ * serves_hopper() is true: `run`; whether that can add a product to out; and the cycles that it should take.
+ */
+struct EncodedWide {
+    int (*run)(const djinn_linear_args &a, void *stream);
+    bool (*adds)(const djinn_linear_args &a);
+    uint64_t (*cycles)(const djinn_linear_args &a);
+};
 
-/* Whether it can add the product to out. */
-bool lossless_wide_adds(const djinn_linear_args &a);
+/* Null for types and formats that are decoded before. The second is for all encodings. */
+const EncodedWide *lossless_wide(uint32_t dtype);
+const EncodedWide *blocks_wide(uint32_t encoding);
+const EncodedWide *encoded_wide(uint32_t encoding, uint32_t dtype);
 
 /* Takes any number of slots, with or without the workspace. */
 int expert_linear_encoded(const djinn_expert_linear_args &a, void *stream);

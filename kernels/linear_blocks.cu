@@ -10,8 +10,6 @@
 
 namespace djinn {
 
-constexpr unsigned common_divisor(unsigned a, unsigned b) { return b == 0 ? a : common_divisor(b, a % b); }
-
 /* A format for linear_encoded.cuh. If scales are prepared, a lane prepares one segment of a row at a time. */
 template <djinn_encoding E> struct BlockLanes {
     using Type = f16;
@@ -98,14 +96,9 @@ template <djinn_encoding E> struct BlockLanes {
 template <djinn_encoding E> struct BlockTiles {
     using Type = f16;
     using Format = Blocks<E>;
-    static constexpr unsigned SEGMENTS = Format::IS_PREPARED ? 2 : 1, BOXES = 1;
-    /* A box begins at a multiple of 16 bytes, up to SHIFT before its segment. */
-    static constexpr unsigned SHIFT = 16 - common_divisor(16, Format::BYTES);
-    /* An odd multiple of 16 bytes, so that lanes that read from 8 rows at once have no bank conflicts. */
-    static constexpr unsigned PITCH = 16 * ((Format::BYTES + SHIFT + 15) / 16 | 1);
-    static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned, unsigned) {
-        return segment * Format::BYTES / 16 * 16;
-    }
+    using Box = SegmentBox<Format>;
+    static constexpr unsigned SEGMENTS = Format::IS_PREPARED ? 2 : 1, BOXES = 1, PITCH = Box::PITCH;
+    static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned, unsigned) { return Box::begin(segment); }
 
     struct Rows {
         __device__ __forceinline__ void expect(const djinn_linear_args &, const char *, const char *, unsigned) {}
@@ -117,14 +110,10 @@ template <djinn_encoding E> struct BlockTiles {
         unsigned rows[2], apart;
         typename Format::Prepared mine;
 
-        static __device__ __forceinline__ unsigned shift(unsigned segment) {
-            return SHIFT == 0 ? 0 : segment * Format::BYTES % 16;
-        }
-
         __device__ __forceinline__ Stage() {}
         __device__ __forceinline__ Stage(unsigned low, unsigned high, unsigned box, unsigned first, unsigned there,
                                          unsigned part, unsigned quad)
-            : rows{low + shift(first), high + shift(first)}, apart(box + shift(first + 1) - shift(first)),
+            : rows{low + Box::shift(first), high + Box::shift(first)}, apart(box + Box::shift(first + 1) - Box::shift(first)),
               mine(shared_at((quad % 2 == 0 ? rows[0] : rows[1]) + (quad / 2 < there ? quad / 2 : 0) * apart), part) {}
 
         /* Decodes segment `i` of the stage, of one or two rows. */

@@ -258,10 +258,18 @@ static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
     return dtype == DJINN_F16 ? &LOSSLESS<f16> : dtype == DJINN_BF16 ? &LOSSLESS<bf16> : nullptr;
 }
 
+const EncodedWide *encoded_wide(uint32_t encoding, uint32_t dtype) {
+    if (encoding == DJINN_LOSSLESS) {
+        return lossless_wide(dtype);
+    }
+    return dtype == DJINN_F16 ? blocks_wide(encoding) : nullptr;
+}
+
 int linear_encoded(const djinn_linear_args &a, void *stream) {
     if (a.rows > djinn_linear_direct(a.encoding, a.weight_dtype, a.k, a.row_bytes)) {
-        const bool meanwhile = a.encoding == DJINN_LOSSLESS && a.rounded != nullptr && serves_hopper(a.k, a.weight_dtype);
-        return meanwhile ? linear_lossless_wide(a, stream) : int(cudaErrorInvalidValue);
+        const EncodedWide *const wide = encoded_wide(a.encoding, a.weight_dtype);
+        const bool meanwhile = wide != nullptr && a.rounded != nullptr && serves_hopper(a.k, a.weight_dtype);
+        return meanwhile ? wide->run(a, stream) : int(cudaErrorInvalidValue);
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
     djinn_expert_linear_args part = {};
@@ -307,4 +315,20 @@ extern "C" uint32_t djinn_linear_direct(uint32_t encoding, uint32_t weight_dtype
         return 0;
     }
     return clusters_at_once() > 0 ? uint32_t(MOST_GROUP) : kernels->rows(k);
+}
+
+extern "C" uint32_t djinn_linear_decodes(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t encoding,
+                                         uint32_t dtype, uint32_t row_bytes) {
+    using namespace djinn;
+    const unsigned direct = djinn_linear_direct(encoding, dtype, k, row_bytes);
+    const EncodedWide *const wide = encoded_wide(encoding, dtype);
+    if (wide == nullptr || direct < unsigned(MOST_GROUP) || rows <= direct) {
+        return 0;
+    }
+    djinn_linear_args a{};
+    a.rows = rows, a.k = k, a.n = n, a.tile_rows = tile_rows, a.weight_dtype = dtype;
+    /* What decoding alone takes: a launch, and the bytes that are read and written, at nine tenths of the data sheet's speed. */
+    const unsigned speed = all_devices()[current_device()].bytes_a_cycle * 9 / 10;
+    const uint64_t bytes = uint64_t(n) * (row_bytes + uint64_t(k) * 2), decoding = 8500 + bytes / (speed > 0 ? speed : 2000);
+    return wide->cycles(a) < decoding + wide_product_cycles(a);
 }

@@ -1,101 +1,187 @@
 /*
- * linear over lossless weights on Hopper (sm_90a) for more rows than linear_encoded.cu takes, as linear_wide.cu does it, with
- * the bits of the product over decoded rows. These are never in device memory. This is faster than decoding them before as
- * long as rows are few; with many, shared memory is the limit, and each pair of groups of rows decodes the weight again.
- *
- * Launch: as there, with clusters whose two blocks have the same rows of the weight. The warps that only copy there decode
- * these as well, while the others multiply.
+ * Lossless weights for linear_encoded_wide.cuh.
+ * Reference: djinn-lossless.
  */
-#include "linear_lossless_wide.cuh"
-
-#define DJINN_LOSSLESS_WIDE(suffix, T)                                                                       \
-    template <unsigned N, bool GATED>                                                                        \
-    __global__ void __launch_bounds__(djinn::WIDE_THREADS, 1)                                                \
-        djinn_linear_lossless_wide_##suffix(const __grid_constant__ djinn_linear_args a,                     \
-                                            const __grid_constant__ djinn::LosslessWideMaps maps,            \
-                                            const __grid_constant__ djinn::WideFrame f) {                    \
-        DJINN_ON_HOPPER(djinn::LosslessWideTiles<T, N, GATED>::run(a, maps, f));                             \
-    }
-DJINN_LOSSLESS_WIDE(f16, djinn::f16)
-DJINN_LOSSLESS_WIDE(bf16, djinn::bf16)
+#include "linear_encoded_wide.cuh"
+#include "lossless.cuh"
 
 namespace djinn {
 
-using LosslessWideChoice = WideChoice<LosslessWideMaps>;
+template <typename T> struct LosslessWide {
+    using Type = T;
+    /* Rows of tiles, and the time of a wave of them, as measured with few rows of x. */
+    using Tiles = std::integer_sequence<unsigned, 64, 128, 192>;
+    static constexpr unsigned wave(unsigned rows) { return rows == 64 ? 240 : rows == 128 ? 380 : 560; }
+    /* Bytes of a run of a row: of signs and mantissas, where TMA's 64-byte swizzle repeats, and of codes. */
+    static constexpr unsigned KEPT_ROW = RUN, CODES_ROW = RUN / 2;
 
-template <unsigned N, bool GATED = false>
-static LosslessWideChoice lossless_wide_choice(uint32_t dtype, unsigned wave) {
-    return {dtype == DJINN_F16 ? djinn_linear_lossless_wide_f16<N, GATED> : djinn_linear_lossless_wide_bf16<N, GATED>,
-            GATED ? N / 2 : N, EncodedRing<N>::ROWS, true, wave};
-}
+    /* Of rows of signs and mantissas, and of rows of codes. */
+    struct Maps {
+        CUtensorMap kept, codes;
 
-/* The kernel for a product, allowed its shared memory. Times are of an H100, measured with few rows of x. */
-static cudaError_t choose(const djinn_linear_args &a, LosslessWideChoice &choice) {
-    const uint32_t dtype = a.weight_dtype;
-    const LosslessWideChoice plain[] = {lossless_wide_choice<128>(dtype, 380), lossless_wide_choice<192>(dtype, 560)};
-    const LosslessWideChoice gated[] = {lossless_wide_choice<128, true>(dtype, 380),
-                                        lossless_wide_choice<192, true>(dtype, 560)};
-    static Allowed allowed;
-    const cudaError_t code = allow_once(allowed, dtype, [&] {
-        const cudaError_t code = allow_all(plain);
-        return code == cudaSuccess ? allow_all(gated) : code;
-    });
-    choice = a.gated_rounded != nullptr ? least_of(gated, a, wide_clusters()) : least_of(plain, a, wide_clusters());
-    return code;
-}
+        bool encode(const void *weight, uint32_t rows, uint32_t row_bytes, uint32_t box_rows) {
+            /* A line of codes has those of a run of each partial sum. Bytes next to a run's signs are read later than L2
+             * keeps. */
+            return encode_bytes(kept, weight, rows, row_bytes, KEPT_ROW, box_rows, CU_TENSOR_MAP_SWIZZLE_64B,
+                                CU_TENSOR_MAP_L2_PROMOTION_NONE) &&
+                   encode_bytes(codes, weight, rows, row_bytes, CODES_ROW, box_rows, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+        }
+    };
 
-int linear_lossless_wide(const djinn_linear_args &args, void *stream) {
-    const djinn_linear_args a = args.gated_rounded != nullptr ? gate_of(args) : args;
-    LosslessWideChoice choice;
-    const cudaError_t code = choose(a, choice);
-    if (code != cudaSuccess) {
-        return code;
-    }
-    WideFrame frame = wide_frame(a, choice);
-    LosslessWideMaps maps;
-    const unsigned tiles = ceil_div(args.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, WIDE_ROWS);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : args.n - tile * a.tile_rows;
-        const auto encode = [&](CUtensorMap &map, unsigned bytes, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion line) {
-            return encode_bytes(map, a.weights[tile], rows, a.row_bytes, bytes, choice.box, swizzle, line);
+    /*
+     * COUNT rows, in units of 8. Four lanes take a row of each unit. Each takes 8 of its columns, and the 8 columns 16 further
+     * on, whose codes are in the same bytes.
+     */
+    template <unsigned COUNT> struct Rows {
+        static constexpr unsigned UNITS = COUNT / 8, AT_ONCE = 2, COPIED = COUNT * (KEPT_ROW + CODES_ROW);
+        /* What is kept of the end of each row, where its base and escapes are. */
+        static constexpr unsigned TAIL = 64, KEPT = COUNT * TAIL;
+
+        unsigned quad, row, kept_at, codes_at, chunk;
+        char *tails;
+        uint32_t bases[UNITS];
+
+        /* Rows of successive quads are two apart, so that neither reading nor writing has bank conflicts. */
+        __device__ __forceinline__ Rows(unsigned lane, char *beside) : quad(lane % 4), tails(beside) {
+            const unsigned turn = lane / 4;
+            row = (turn & 4) | (turn & 1) << 1 | (turn >> 1 & 1);
+            /* The swizzles are the same for every eighth row. */
+            kept_at = row * KEPT_ROW + ((quad / 2 * 32) ^ (row / 2 % 4 * 16)) + quad % 2 * 8;
+            codes_at = COUNT * KEPT_ROW + row * CODES_ROW + quad * 8;
+            chunk = ((quad / 2 * 4 + quad % 2) ^ row) * 16;
+        }
+
+        /* Copies a run of rows from `first` of a tile on, by one lane. */
+        static __device__ __forceinline__ void copy(char *to, const Maps &maps, unsigned k, unsigned run, unsigned first,
+                                                    Barrier &ready) {
+            copy_box(to, maps.kept, run * (RUN / 2), first, ready, leaves_first());
+            copy_box(to + COUNT * KEPT_ROW, maps.codes, k / 2 + run * (RUN / 4), first, ready);
+        }
+
+        /* Some units of a run, from FIRST on: first loaded, then decoded. */
+        template <unsigned FIRST> struct Units {
+            uint2 low[AT_ONCE], high[AT_ONCE], codes[AT_ONCE];
+
+            __device__ __forceinline__ Units(const Rows &of, const char *from) {
+#pragma unroll
+                for (unsigned i = 0; i < AT_ONCE; ++i) {
+                    const char *const kept = from + (FIRST + i) * 8 * KEPT_ROW;
+                    low[i] = *reinterpret_cast<const uint2 *>(kept + of.kept_at);
+                    high[i] = *reinterpret_cast<const uint2 *>(kept + (of.kept_at ^ 16));
+                    codes[i] = *reinterpret_cast<const uint2 *>(from + of.codes_at + (FIRST + i) * 8 * CODES_ROW);
+                }
+            }
+
+            /* Stores the values of all columns. Returns a bit for each unit: whether the lane's columns have an escape. */
+            __device__ __forceinline__ unsigned decode(const Rows &of, char *to) const {
+                unsigned found = 0;
+#pragma unroll
+                for (unsigned i = 0; i < AT_ONCE; ++i) {
+                    uint2 w[4];
+                    Lossless<T>::decode({{low[i].x}, {high[i].x}, {low[i].y}, {high[i].y}}, {{codes[i].x}, {codes[i].y}},
+                                        of.bases[FIRST + i], w);
+                    found |= Lossless<T>::has_escape(codes[i]) ? 1u << (FIRST + i) : 0;
+                    char *const line = to + (FIRST + i) * 8 * BLOCK_ROW;
+                    *reinterpret_cast<uint4 *>(line + of.chunk) = {w[0].x, w[0].y, w[2].x, w[2].y};
+                    *reinterpret_cast<uint4 *>(line + (of.chunk ^ 32)) = {w[1].x, w[1].y, w[3].x, w[3].y};
+                }
+                return found;
+            }
         };
-        /* A line of codes has those of a run of each partial sum. Bytes next to a run's signs are read later than L2 keeps. */
-        encoded = encoded && encode(maps.kept[tile], RUN, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_NONE) &&
-                  encode(maps.codes[tile], RUN / 2, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-    }
-    if (!encoded) {
-        return cudaErrorInvalidValue;
-    }
-    frame.bulk = is_whole(a, choice.width) && encode_out(maps.out, a, choice.width);
-    if (a.adds != 0 && (frame.bulk == 0 || !can_add(a, choice))) {
-        return cudaErrorInvalidValue;
-    }
-    const unsigned clusters = wide_clusters(), used = frame.pairs < clusters ? frame.pairs : clusters;
-    return launch_clusters(SHARING, choice.kernel, dim3(used * SHARING), WIDE_THREADS, MOST_SHARED, stream, a, maps, frame);
-}
 
-bool lossless_wide_adds(const djinn_linear_args &a) {
-    LosslessWideChoice choice;
-    return choose(a, choice) == cudaSuccess && can_add(a, choice);
+        __device__ __forceinline__ Units<0> load(const char *from, unsigned) const { return Units<0>(*this, from); }
+
+        template <typename StoredAt>
+        __device__ __forceinline__ void decode(char *to, const Units<0> &loaded, const char *from, const djinn_linear_args &a,
+                                               unsigned run, const StoredAt &stored_at) const {
+            char *const line = to + row * BLOCK_ROW;
+            unsigned found = loaded.decode(*this, line);
+            found |= decode_from<AT_ONCE>(line, from);
+            if (__any_sync(~0u, found != 0)) {
+                mend(line, found, a, run, stored_at);
+            }
+        }
+
+        /* Decodes the units from FIRST on. */
+        template <unsigned FIRST> __device__ __forceinline__ unsigned decode_from(char *line, const char *from) const {
+            if constexpr (FIRST < UNITS) {
+                const unsigned found = Units<FIRST>(*this, from).decode(*this, line);
+                return found | decode_from<FIRST + AT_ONCE>(line, from);
+            } else {
+                return 0;
+            }
+        }
+
+        __device__ __forceinline__ uint32_t *tail_at(unsigned unit) const {
+            return reinterpret_cast<uint32_t *>(tails + (row + unit * 8) * TAIL);
+        }
+
+        /* Keeps the ends of the rows of another tile. `stored_at(row)`: where a row is stored. */
+        template <typename StoredAt>
+        __device__ __forceinline__ void begin(const djinn_linear_args &a, const StoredAt &stored_at) {
+            const unsigned room = (a.row_bytes - a.k - a.k / 2) / unsigned(sizeof(uint4));
+            uint4 words[UNITS];
+#pragma unroll
+            for (unsigned unit = 0; unit < UNITS; ++unit) {
+                const auto *const from = reinterpret_cast<const uint4 *>(Lossless<T>::tail(stored_at(row + unit * 8), a.k));
+                words[unit] = quad < room ? __ldg(from + quad) : uint4{};
+            }
+            __syncwarp();
+#pragma unroll
+            for (unsigned unit = 0; unit < UNITS; ++unit) {
+                reinterpret_cast<uint4 *>(tail_at(unit))[quad] = words[unit];
+            }
+            __syncwarp();
+#pragma unroll
+            for (unsigned unit = 0; unit < UNITS; ++unit) {
+                bases[unit] = Lossless<T>::row(tail_at(unit)).bases;
+            }
+        }
+
+        /* Stores the escapes of a run. `found` has a bit for each unit with one. */
+        template <typename StoredAt>
+        __device__ __forceinline__ void mend(char *line, unsigned found, const djinn_linear_args &a, unsigned run,
+                                             const StoredAt &stored_at) const {
+            constexpr unsigned KEPT_WORDS = TAIL / sizeof(uint32_t);
+            const unsigned room = (a.row_bytes - a.k - a.k / 2) / unsigned(sizeof(uint32_t)) - 1;
+            /* Escapes replace what other lanes stored. */
+            __syncwarp();
+            found |= __shfl_xor_sync(~0u, found, 1);
+            found |= __shfl_xor_sync(~0u, found, 2);
+#pragma unroll 1
+            for (; found != 0; found &= found - 1) {
+                const unsigned unit = __ffs(found) - 1;
+                const uint32_t *const kept = tail_at(unit);
+                const unsigned count = min(*kept >> 16, room);
+                const auto put = [&](uint32_t entry) {
+                    const unsigned column = (entry & 0xffff) - run * RUN;
+                    if (column < RUN) {
+                        char *const place = line + unit * 8 * BLOCK_ROW + (column / 8 ^ row) * 16 + column % 8 * 2;
+                        *reinterpret_cast<uint16_t *>(place) = uint16_t(entry >> 16);
+                    }
+                };
+#pragma unroll 1
+                for (unsigned i = 1 + quad; i <= min(count, KEPT_WORDS - 1); i += 4) {
+                    put(kept[i]);
+                }
+                if (count >= KEPT_WORDS) {
+                    const uint32_t *const tail = Lossless<T>::tail(stored_at(row + unit * 8), a.k);
+#pragma unroll 1
+                    for (unsigned i = KEPT_WORDS + quad; i <= count; i += 4) {
+                        put(__ldg(tail + i));
+                    }
+                }
+            }
+            __syncwarp();
+        }
+    };
+};
+
+const EncodedWide *lossless_wide(uint32_t dtype) {
+    return dtype == DJINN_F16    ? &ENCODED_WIDE<LosslessWide<f16>>
+           : dtype == DJINN_BF16 ? &ENCODED_WIDE<LosslessWide<bf16>>
+                                 : nullptr;
 }
 
 } // namespace djinn
-
-extern "C" uint32_t djinn_linear_decodes(uint32_t rows, uint32_t k, uint32_t n, uint32_t tile_rows, uint32_t encoding,
-                                         uint32_t dtype, uint32_t row_bytes) {
-    using namespace djinn;
-    const unsigned direct = djinn_linear_direct(encoding, dtype, k, row_bytes);
-    if (encoding != DJINN_LOSSLESS || direct < unsigned(MOST_GROUP) || rows <= direct) {
-        return 0;
-    }
-    djinn_linear_args a{};
-    a.rows = rows, a.k = k, a.n = n, a.tile_rows = tile_rows, a.weight_dtype = dtype;
-    LosslessWideChoice choice;
-    if (choose(a, choice) != cudaSuccess) {
-        return 0;
-    }
-    /* What decoding alone takes: a launch, and the bytes that are read and written. An H100 does 1600 a cycle, an H200 2300. */
-    const uint64_t decoding = 8500 + uint64_t(n) * (row_bytes + uint64_t(k) * 2) / 2200;
-    return wide_cycles(a, choice, wide_clusters()) < decoding + wide_product_cycles(a);
-}

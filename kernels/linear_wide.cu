@@ -138,7 +138,8 @@ extern "C" uint32_t djinn_linear_adds(uint32_t rows, uint32_t k, uint32_t n, uin
     a.rows = rows, a.k = k, a.n = n, a.tile_rows = tile_rows, a.weight_dtype = dtype, a.out_width = out_width;
     a.out = const_cast<float *>(out);
     if (encoding != DJINN_PLAIN) {
-        return encoding == DJINN_LOSSLESS && djinn::lossless_wide_adds(a);
+        const djinn::EncodedWide *const wide = djinn::encoded_wide(encoding, dtype);
+        return wide != nullptr && wide->adds(a);
     }
     djinn::WidePlan plan;
     return djinn::plan_wide(a, plan) == cudaSuccess && !plan.split && djinn::can_add(a, plan.choice);

@@ -26,8 +26,8 @@ template <typename Maps> WideFrame wide_frame(const djinn_linear_args &a, const 
 }
 
 /* Lets kernels use their shared memory. Code is loaded when it is first asked about, and memory is measured after that. */
-template <typename Maps, unsigned COUNT> cudaError_t allow_all(const WideChoice<Maps> (&choices)[COUNT]) {
-    for (const WideChoice<Maps> &choice : choices) {
+template <typename Choice, unsigned COUNT> cudaError_t allow_all(const Choice (&choices)[COUNT]) {
+    for (const Choice &choice : choices) {
         const cudaError_t code = allow_shared(choice.kernel, MOST_SHARED);
         if (code != cudaSuccess) {
             return code;
@@ -57,9 +57,8 @@ template <typename Allow> cudaError_t allow_once(Allowed &allowed, uint32_t dtyp
 inline unsigned wide_clusters() { return all_devices()[current_device()].multiprocessors / SHARING; }
 
 /* The choice with the least time: the number of waves of pairs, times that of a wave. */
-template <typename Maps, unsigned COUNT>
-WideChoice<Maps> least_of(const WideChoice<Maps> (&choices)[COUNT], const djinn_linear_args &a, unsigned clusters) {
-    using Choice = WideChoice<Maps>;
+template <typename Choice, unsigned COUNT>
+Choice least_of(const Choice (&choices)[COUNT], const djinn_linear_args &a, unsigned clusters) {
     const auto cost = [&](const Choice &choice) { return ceil_div(wide_frame(a, choice).pairs, clusters) * choice.wave; };
     const Choice *best = choices;
     for (const Choice &choice : choices) {

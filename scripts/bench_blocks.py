@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Checks and times what decodes block formats, on an NVIDIA GPU, in half a minute.
 
-    python3 scripts/bench_blocks.py --kernels LIBRARY.so [--fixtures DIR] [--json OUT.json] [--only check|decoding|products]
+    python3 scripts/bench_blocks.py --kernels LIBRARY.so [--fixtures DIR] [--json OUT.json] [--only check|decoding|products|many]
 
 The library is that of kernels/decode.cu and embed.cu, and of kernels/linear*.cu for products over encoded weights:
     nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
         -o LIBRARY.so kernels/decode.cu kernels/device.cu kernels/embed.cu kernels/linear*.cu
 Checks: values against the fixtures that GGML's package wrote (djinn-models/tests/fixtures/quant), bit for bit, and decoded
 rows against those values; products over encoded weights against those over decoded ones, bit for bit, and against
-float64. Times: decoding beside a copy of as many bytes; products of one to 128 rows beside bf16. Needs torch and numpy.
+float64. Times: decoding beside a copy of as many bytes; products of one to 128 rows beside bf16; with --only many, products
+of more rows that are decoded meanwhile, beside decoding before. Needs torch and numpy.
 """
 
 import argparse
@@ -20,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import results
 import torch
-from bench_encoded import Decode
+from bench_encoded import MANY_ROWS, Decode
 from bench_linear import TILES
 from bench_linear import Args as Linear
-from timing import median_us
+from timing import median_us, medians_us
 
 PLAIN, LOSSLESS, F16, BF16 = 0, 1, 1, 2
 # Columns and bytes of a block, where its scales are (f32 in FP8, exponents in MXFP4, else f16), and the number in djinn.h.
@@ -34,6 +35,8 @@ FORMATS = {
     "IQ4_NL": (32, 18, (0,), 12), "IQ4_XS": (256, 136, (0,), 13), "MXFP4": (32, 17, (0,), 14),
     "INT4_G32": (32, 19, (0,), 15), "INT4_G128": (128, 68, (0,), 16), "FP8_G32": (32, 36, (0,), 17), "FP8_G128": (128, 132, (0,), 18),
 }
+# What products of many rows decode meanwhile.
+COMMON = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "INT4_G128", "FP8_G128")
 # Of Llama-3.1-8B and 70B: rows of the weight, columns.
 SHAPES = {"out": (4096, 4096), "gate": (14336, 4096), "down": (4096, 14336), "70B gate": (28672, 8192)}
 ROWS = "1,8,16,32,64,128"
@@ -231,6 +234,88 @@ def check_products(library, failures):
     return cases, worst
 
 
+def stretched(kind, encoded):
+    """The same, with a third of the rows of blocks that no quantiser writes: faster decoders leave these out."""
+    columns, size, scales, _ = FORMATS[kind]
+    blocks = encoded.clone().view(len(encoded), -1, size)
+    dtype = torch.float32 if kind.startswith("FP8") else torch.float16
+    width = torch.tensor([], dtype=dtype).element_size()
+    last = blocks[::3, :, scales[-1] : scales[-1] + width].contiguous().view(dtype)
+    larger = last * 40 if len(scales) > 1 else torch.full_like(last, 300)
+    blocks[::3, :, scales[-1] : scales[-1] + width] = larger.view(torch.uint8)
+    return blocks.view(len(encoded), -1)
+
+
+def check_many(library, failures):
+    """Products of many rows that decode the weight meanwhile: plain, gated and added."""
+    cases = 0
+    for kind in COMMON:
+        number = FORMATS[kind][3]
+        for n, k in ((264, 512), (1000, 1536), (4096, 4096), (20000, 1024), (72, 14336), (520, 1280)):
+            size = FORMATS[kind][1] * k // FORMATS[kind][0]
+            if k % FORMATS[kind][0] or library.djinn_linear_direct(number, F16, k, size) == 0:
+                continue
+            encoded = stretched(kind, random_rows(kind, n, k, 5))
+            plain = decode(library, kind, encoded, k)
+            inputs = torch.randn(1000, k, device="cuda")
+            for rows in (129, 256, 257, 600, 1000):
+                x, terms = inputs[:rows], torch.randn(rows, n, device="cuda")
+                outs = []
+                for weights, named in ((plain, {"fresh": 1}), (encoded, {"encoding": number, "row_bytes": size})):
+                    args, whole, _kept = linear(library, weights, x, k, n, rounds=True, **named)
+                    call(library.djinn_linear, args)
+                    args, added, _keep = linear(library, weights, x, k, n, rounds=True, out=terms.clone(), **named)
+                    place, shown = ctypes.c_void_p(added.data_ptr()), named.get("encoding", PLAIN)
+                    args.adds = library.djinn_linear_adds(rows, k, n, n, F16, shown, n, place)
+                    call(library.djinn_linear, args)
+                    short = torch.zeros(rows, n // 2, device="cuda", dtype=torch.float16)
+                    if library.djinn_linear_gated(rows, k, n, n, F16):
+                        args, _none, _hold = linear(library, weights, x, k, n, rounds=True, **named)
+                        args.gated_rounded = short.data_ptr()
+                        call(library.djinn_linear, args)
+                    outs.append((whole.view(torch.int32), added.view(torch.int32) if args.adds else None, short.view(torch.int16)))
+                torch.cuda.synchronize()
+                for what, a, b in zip(("product", "sum", "gated product"), *outs):
+                    if a is not None and b is not None:
+                        cases += 1
+                        if not torch.equal(a, b):
+                            failures.append(f"{kind}, {rows} rows of {k} to {n}, decoded meanwhile: {what} differs")
+    return cases
+
+
+def time_many(library, kinds):
+    lines = []
+    for name, (n, k) in SHAPES.items():
+        room = torch.empty(n, k, dtype=torch.float16, device="cuda")
+        for kind in kinds:
+            number, size = FORMATS[kind][3], FORMATS[kind][1] * k // FORMATS[kind][0]
+            weights = [random_rows(kind, n, k, i) for i in range(max(2, int(2e8 / (n * size)) + 1))]
+            plain = [decode(library, kind, weight, k) for weight in weights[:3]]
+            for rows in MANY_ROWS:
+                x = torch.randn(rows, k, device="cuda")
+                out = torch.empty(rows, n, device="cuda")
+                named = {"out": out, "rounds": True}
+                of_plain = [linear(library, weight, x, k, n, **named) for weight in plain]
+                of_room = linear(library, room, x, k, n, fresh=1, **named)
+                stored = [linear(library, weight, x, k, n, number, size, **named) for weight in weights]
+
+                def before(i):
+                    decode(library, kind, weights[i], k, out=room)
+                    call(library.djinn_linear, of_room[0])
+
+                works = [
+                    lambda i: call(library.djinn_linear, of_plain[i % len(of_plain)][0]),
+                    before,
+                    lambda i: call(library.djinn_linear, stored[i][0]),
+                ]
+                times = medians_us(works, len(weights), launches=8)
+                chosen = "meanwhile" if library.djinn_linear_decodes(rows, k, n, n, number, F16, size) else "before"
+                lines.append((name, kind, rows, *(f"{us:.1f}" for us in times), f"{times[1] / times[2]:.2f}", chosen))
+                print(f"{name} {n}x{k} {kind} {rows} rows: plain {times[0]:.1f} us, decoded before {times[1]:.1f},"
+                      f" meanwhile {times[2]:.1f}, {times[1] / times[2]:.2f} x, chosen: {chosen}", flush=True)
+    return lines
+
+
 def time_decode(library):
     source, to = (torch.empty(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(2))
     copy = 2 * len(source) / median_us(lambda i: to.copy_(source), 1) / 1e6
@@ -278,28 +363,34 @@ def main():
     parser.add_argument("--kernels", required=True, type=Path)
     parser.add_argument("--fixtures", type=Path, default=Path(__file__).resolve().parent.parent / "djinn-models/tests/fixtures/quant")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=["check", "decoding", "products"])
+    parser.add_argument("--only", choices=["check", "decoding", "products", "many"])
     parser.add_argument("--kinds", default="Q4_K,Q6_K,Q8_0,Q4_0")
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
     library = ctypes.CDLL(str(args.kernels.resolve()))
-    failures, cases, worst, decoded, products = [], 0, {}, [], []
+    failures, cases, worst, decoded, products, many = [], 0, {}, [], [], []
     if args.only in (None, "check"):
         cases = check_fixtures(library, args.fixtures, failures) + check_rows(library, failures) + check_lossless(library, failures)
         more, worst = check_products(library, failures)
-        cases += more
+        cases += more + check_many(library, failures)
         print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
         print("worst errors of products, to f32 weights:", worst, flush=True)
-    if args.only != "check":
-        decoded = [] if args.only == "products" else time_decode(library)
-        products = [] if args.only == "decoding" else time_products(library, args.kinds.split(","), [int(rows) for rows in args.rows.split(",")])
+    kinds = args.kinds.split(",")
+    if args.only in (None, "decoding"):
+        decoded = time_decode(library)
+    if args.only in (None, "products"):
+        products = time_products(library, kinds, [int(rows) for rows in args.rows.split(",")])
+    if args.only == "many":
+        many = time_many(library, kinds)
     if args.json:
         gpu, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         command = "scripts/bench_blocks.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
         report = f"one machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n{cases} cases checked, {len(failures)} failures.\n\n"
         report += results.table(1, ["decoded", "us", "TB/s", "of a copy"], decoded)
         report += "\n" + results.table(2, ["product", "format", "rows", "us", "TB/s of blocks", "bf16, us", "times as fast"], products)
+        head = ["product", "format", "rows", "plain, us", "decoded before, us", "meanwhile, us", "before / meanwhile", "chosen"]
+        report += "\n" + results.table(2, head, many)
         results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "worst": worst, "cases": cases}, report)
     sys.exit(bool(failures))
 
