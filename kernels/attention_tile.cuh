@@ -45,9 +45,9 @@ template <typename T, unsigned DIM> struct Tile {
     alignas(BLOCK_ALIGN) unsigned char at[LINES][LINE];
 
     /*
-     * Starts a copy, by a whole warp that is done with what was there: of plane `plane` at the places of the positions; if
-     * the tile lies in one page, `place` has only the first. Chunks past a head's end become zeros. If `place` is null,
-     * nothing is copied, but a `wait` for another tile still counts the copies that began after its own.
+     * Starts a copy, by a whole warp whose products have taken what was there: of plane `plane` at the places of the
+     * positions; if the tile lies in one page, `place` has only the first. Chunks past a head's end become zeros. If `place`
+     * is null, nothing is copied, but a `wait` for another tile still counts the copies that began after its own.
      */
     __device__ __forceinline__ void copy(const djinn_kv_pages &kv, const CUtensorMap &pages, Barrier &ready,
                                          const PageSlot *place, unsigned plane) {
