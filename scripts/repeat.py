@@ -68,7 +68,8 @@ def main():
     }
     head = ["weights", "runs", "steps", "runs with other logits"]
     table = results.table(1, head, [list(row.values()) for row in rows])
-    report = f"Runs of {PROMPT} tokens and {TOKENS} more, Llama-3.1-8B's shapes, {results.machine(name)}.\n\n{table}"
+    what = f"{PROMPT} tokens and {TOKENS} more, Llama-3.1-8B's shapes, {results.machine(name)}, commit {args.commit}"
+    report = f"Runs of {what}.\n\n{table}"
     results.write(args.json, result, report)
     return 1 if any(row["deviating"] for row in rows) else 0
 
