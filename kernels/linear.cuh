@@ -22,8 +22,11 @@ __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned
 /* The most rows of one launch of linear.cu's kernels. */
 constexpr unsigned MOST_ROWS = 16;
 
-/* The most rows for which a product over blocks takes x unrounded, where linear_tiles.cuh serves. */
+/* The most slots of an expert for which a product over blocks takes x unrounded, where linear_tiles.cuh serves them. */
 constexpr unsigned FEW_ENCODED = 8;
+
+/* The most rows for which a product over such blocks should take x unrounded, on Hopper. */
+unsigned most_unrounded(uint32_t encoding);
 
 /* Whether linear_hopper.cu serves such a product on the current device. */
 bool serves_hopper(uint32_t k, uint32_t weight_dtype);

@@ -248,7 +248,7 @@ int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, voi
 
 template <typename T>
 constexpr EncodedKernels LOSSLESS = {encoded_rows<LosslessLanes<T>>, launch_lossless<LosslessLanes<T>>,
-                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>};
+                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>, 0};
 
 /* The kernels of an encoding, or null if none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
@@ -256,6 +256,11 @@ static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
         return dtype == DJINN_F16 ? block_kernels(encoding) : nullptr;
     }
     return dtype == DJINN_F16 ? &LOSSLESS<f16> : dtype == DJINN_BF16 ? &LOSSLESS<bf16> : nullptr;
+}
+
+unsigned most_unrounded(uint32_t encoding) {
+    const EncodedKernels *kernels = block_kernels(encoding);
+    return kernels == nullptr ? 0 : kernels->unrounded;
 }
 
 const EncodedWide *encoded_wide(uint32_t encoding, uint32_t dtype) {

@@ -6,6 +6,8 @@
  * linear_hopper.cuh. A group is PARTIALS warps, one for each partial sum, which share EACH units of 8 rows. They copy some
  * segments of these rows to a ring of stages. Each warp decodes its part of every segment of a stage, into the registers
  * that feed the products. One warp in turn prepares what a format prepares, such as scales, for all, a stage ahead.
+ * A block first rounds all of x to shared memory. Or, on Hopper, x is given rounded and STREAMED: one more warp copies the
+ * columns of a stage, for all groups, to a ring of their own.
  * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn.
  *
  * A format has: `Type` of a decoded weight; the segments of a stage, the boxes that they are copied in, where a box begins
@@ -88,8 +90,16 @@ __device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const So
     }
 }
 
-/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x. */
-template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
+/*
+ * Which of 8 rows of x lanes have as their row `n`. Where rows are streamed, lanes of half a warp, which read at once, have no
+ * bank conflicts.
+ */
+template <bool STREAMED> __device__ __forceinline__ unsigned row_of_x(unsigned n) {
+    return STREAMED ? n % 4 * 2 + n / 4 : n;
+}
+
+/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. */
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false> struct EncodedLanes {
     static_assert(EACH == 1 || EACH % 2 == 0);
     using T = typename Format::Type;
     static constexpr unsigned EACH_UNITS = EACH, SEGMENT = PARTIALS * RUN;
@@ -124,6 +134,15 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     /* Whether a lane's four columns are paired as first and third, second and fourth. */
     static constexpr bool APART = PREPARES && BULK;
 
+    /* Streamed x: a stage has the columns of one of the weight's, a box for each run. */
+    static constexpr unsigned X_BOX = 8 * TILES * BLOCK_ROW, X_STAGE = SEGMENTS * PARTIALS * X_BOX;
+    static constexpr unsigned X_STAGES = X_STAGE <= 16 * 1024 ? 4 : 2, X_BYTES = X_STAGES * X_STAGE;
+    /* Threads of a block besides those of its groups. */
+    static constexpr unsigned SUPPLYING = STREAMED ? 32 : 0;
+    struct XBarriers {
+        Barrier ready[X_STAGES], free[X_STAGES];
+    };
+
     using Sums = float[PAIRS][TILES][4];
     using Weights = uint2[EACH][4];
 
@@ -154,6 +173,39 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                 }
                 multiply_step(sums, w, step, tile, step % 2 == 0 ? both[tile].at[0] : both[tile].at[1]);
             }
+        }
+    }
+
+    /* The same by streamed x: `at` is the lane's place in the run's box. */
+    static __device__ __forceinline__ void multiply_streamed(Sums &sums, const Weights &w, unsigned at) {
+#pragma unroll
+        for (unsigned step = 0; step < 4; ++step) {
+#pragma unroll
+            for (unsigned tile = 0; tile < TILES; ++tile) {
+                Four four = *reinterpret_cast<const Four *>(shared_at((at ^ step * 32) + tile * 8 * BLOCK_ROW));
+                if constexpr (APART) {
+                    four = {__byte_perm(four.low, four.high, 0x5410), __byte_perm(four.low, four.high, 0x7632)};
+                }
+                multiply_step(sums, w, step, tile, four);
+            }
+        }
+    }
+
+    /* Copies x for all of the block's stages, of which a share has `stages`; by one lane. */
+    static __device__ __forceinline__ void supply_x(const Maps &maps, XBarriers &barriers, unsigned ring, unsigned stages,
+                                                    unsigned all) {
+        admit_bulk_copies();
+        Place place;
+        for (unsigned copied = 0, stage = 0; copied < all; ++copied) {
+            if (copied >= X_STAGES) {
+                barriers.free[place.slot].wait(place.parity ^ 1);
+            }
+            const unsigned ready = shared_address(&barriers.ready[place.slot]);
+            Barrier::arrive_expecting_at(ready, X_STAGE);
+            /* Zeros are copied past the last column. */
+            copy_blocks_to(ring + place.slot * X_STAGE, maps.x, stage * SEGMENTS * PARTIALS, ready);
+            stage = stage + 1 == stages ? 0 : stage + 1;
+            place.advance(X_STAGES);
         }
     }
 
@@ -229,6 +281,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
                                                const Maps &maps) {
         extern __shared__ uint4 shared[];
+        __shared__ XBarriers x_barriers;
         /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
         const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = keep(lane % 4);
@@ -243,11 +296,29 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         const auto after = [&](unsigned at) { return at + STAGE == end ? end - ring_bytes : at + STAGE; };
         if constexpr (BULK) {
             /* By one lane of each of the group's warps: lanes of a warp would do it one after another. */
-            if (lane == 0) {
+            if (lane == 0 && group < groups) {
                 for (unsigned i = part; i < f.stages; i += PARTIALS) {
                     reinterpret_cast<Barrier *>(shared_at(ring + i * STAGE + READY))->init(1);
                 }
+                if constexpr (STREAMED) {
+                    if (warp < X_STAGES) {
+                        x_barriers.ready[warp].init(1);
+                        x_barriers.free[warp].init(groups * PARTIALS);
+                    }
+                }
                 Barrier::publish();
+            }
+        }
+        unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
+        const unsigned x_ring = (shared_address(staged) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+        if constexpr (STREAMED) {
+            if (group == groups) {
+                __syncthreads();
+                await_previous();
+                if (lane == 0) {
+                    supply_x(maps, x_barriers, x_ring, stages, left);
+                }
+                return;
             }
         }
         meet(barrier);
@@ -259,7 +330,6 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         }
         /* Groups copy by different warps, which spreads the copies over the multiprocessor's schedulers. */
         const bool copies_next = BULK ? part == group % PARTIALS && lane == 0 : true;
-        unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
         Copies copies(a, f, maps, segments, first, thread, copies_next ? left : 0);
         if (copies_next) {
 #pragma unroll 1
@@ -273,7 +343,9 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         if (rows.slots == nullptr) {
             await_previous();
         }
-        stage_fours<T, APART>(a, rows, shared_address(staged), blockDim.x);
+        if constexpr (!STREAMED) {
+            stage_fours<T, APART>(a, rows, shared_address(staged), blockDim.x);
+        }
         __syncthreads();
         if constexpr (PREPARES) {
             if constexpr (!BULK) {
@@ -291,13 +363,17 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         const unsigned record = keep(row * PITCH + Format::lane_at(part, quad));
         const unsigned scales = keep(SCALES + (part * ITEMS + row) * 16);
         unsigned at = keep(ring), before = end - STAGE, parity = 0;
+        /* Of streamed x: the lane's place in the first stage, and the current stage. */
+        const unsigned of_x = row_of_x<STREAMED>(row);
+        const unsigned x_lane = keep(x_ring + part * X_BOX + of_x * BLOCK_ROW + (quad / 2 ^ of_x) * 16 + quad % 2 * 8);
+        Place x_now;
 #pragma unroll 1
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
             Sums sums = {};
             /* Rows past the last repeat it; their sums are not stored. */
             unsigned x[TILES];
 #pragma unroll
-            for (unsigned tile = 0; tile < TILES; ++tile) {
+            for (unsigned tile = 0; !STREAMED && tile < TILES; ++tile) {
                 const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
                 x[tile] = keep(shared_address(staged) + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
@@ -324,6 +400,16 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                     }
                     is_usual = is_usual && *reinterpret_cast<const uint32_t *>(shared_at(at + USUAL)) != 0;
                 }
+                const auto multiply = [&](const Weights &w, unsigned i) {
+                    if constexpr (STREAMED) {
+                        multiply_streamed(sums, w, x_lane + x_now.slot * X_STAGE + i * PARTIALS * X_BOX);
+                    } else {
+                        multiply_all(sums, w, x, i * SEGMENT * 2);
+                    }
+                };
+                if constexpr (STREAMED) {
+                    x_barriers.ready[x_now.slot].wait(x_now.parity);
+                }
                 if (is_usual) {
 #pragma unroll
                     for (unsigned i = 0; i < SEGMENTS; ++i) {
@@ -335,7 +421,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                                                                quad, w[unit]);
                         }
                         Format::template mend<EncodedLanes>(of, stage, i, part, quad, w);
-                        multiply_all(sums, w, x, i * SEGMENT * 2);
+                        multiply(w, i);
                     }
                 } else {
 #pragma unroll 1
@@ -347,11 +433,19 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
                                                                        quad, w[unit]);
                         }
                         Format::template mend<EncodedLanes>(of, stage, i, part, quad, w);
-                        multiply_all(sums, w, x, i * SEGMENT * 2);
+                        multiply(w, i);
                     }
                 }
+                if constexpr (STREAMED) {
+                    end_shared_reads();
+                    __syncwarp();
+                    if (lane == 0) {
+                        x_barriers.free[x_now.slot].arrive();
+                    }
+                    x_now.advance(X_STAGES);
+                }
 #pragma unroll
-                for (unsigned tile = 0; tile < TILES; ++tile) {
+                for (unsigned tile = 0; !STREAMED && tile < TILES; ++tile) {
                     x[tile] += SEGMENTS * SEGMENT * 2;
                 }
                 parity ^= next < at, before = at, at = next;
@@ -381,7 +475,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
         for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (unsigned i = 0; i < 2 * EACH; ++i) {
-                const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
+                const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
                 parts[(part * 8 * TILES + x_row) * ROWS + i / 2 * 8 + lane / 4] = sums[i / 4][tile][i % 4];
             }
         }
@@ -401,8 +495,8 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
 };
 
 /* Rows are in order if `order` is null; else a block takes up to `most` slots. */
-template <typename Format, unsigned EACH, unsigned TILES>
-__global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS)
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
+__global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS + EncodedLanes<Format, EACH, TILES, STREAMED>::SUPPLYING)
     djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                          const __grid_constant__ EncodedFrame f) {
     SomeRows rows = {a.linear.rows, nullptr, 1};
@@ -412,7 +506,9 @@ __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS)
         const Routed slots = slots_of(a, blockIdx.y * f.most, f.most);
         rows = {slots.slot_count, slots.slots, slots.slots_per_row};
     }
-    if (rows.count() > 0) {
+    if constexpr (STREAMED) {
+        DJINN_ON_HOPPER((EncodedLanes<Format, EACH, TILES, true>::run(a.linear, rows, f, maps)));
+    } else if (rows.count() > 0) {
         EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f, maps);
     }
 }

@@ -43,13 +43,13 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     const Division division = divide(a, device.multiprocessors, 16 * groups);
     const unsigned units = ceil_div(division.share, 8);
     const unsigned each = units <= groups ? units_of_group<Format>(units) : 2;
-    void (*kernel)(djinn_expert_linear_args, Maps, EncodedFrame) = djinn_linear_encoded<Format, 2, 2>;
+    void (*kernel)(djinn_expert_linear_args, Maps, EncodedFrame) = djinn_linear_encoded<Format, 2, 2, false>;
     unsigned number = 0;
     if constexpr (Format::IS_COMMON) {
         if (each == 1) {
-            kernel = rows <= 8 ? djinn_linear_encoded<Format, 1, 1> : djinn_linear_encoded<Format, 1, 2>;
+            kernel = rows <= 8 ? djinn_linear_encoded<Format, 1, 1, false> : djinn_linear_encoded<Format, 1, 2, false>;
         } else if (rows <= 8) {
-            kernel = djinn_linear_encoded<Format, 2, 1>;
+            kernel = djinn_linear_encoded<Format, 2, 1, false>;
         }
         number = each * 2 + (rows <= 8) - 2;
     }
@@ -122,21 +122,84 @@ template <typename Format> int launch_encoded(const djinn_expert_linear_args &ar
     return cudaSuccess;
 }
 
+/* What blocks that stream x lose to the alignment of their rings. */
+constexpr unsigned STREAMING_ALIGN = 128 + BLOCK_ALIGN;
+
+/* Up to MOST_ROWS rows of x, in order and given rounded, which are streamed. */
+template <typename Format, unsigned EACH, unsigned TILES>
+int launch_streamed(const djinn_linear_args &a, const Division &division, void *stream) {
+    using Kernel = EncodedLanes<Format, EACH, TILES, true>;
+    const DeviceFacts &device = all_devices()[current_device()];
+    const auto kernel = djinn_linear_encoded<Format, EACH, TILES, true>;
+    if (const cudaError_t code = allow_shared(kernel, MOST_SHARED); code != cudaSuccess) {
+        return code;
+    }
+    const unsigned groups = ceil_div(division.share, Kernel::ROWS);
+    const unsigned beside = STREAMING_ALIGN + groups * Kernel::BESIDE + Kernel::X_BYTES;
+    const unsigned fit = (MOST_SHARED - beside) / (groups * Kernel::STAGE), stages = fit < MOST_COPIED ? fit : MOST_COPIED;
+    const unsigned used = beside + groups * stages * Kernel::STAGE, alone = device.block_shared / 2 + 1024;
+    Maps maps;
+    bool encoded = encode_blocks(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, 8 * TILES, Kernel::SEGMENTS * PARTIALS);
+    const unsigned tiles = ceil_div(a.n, a.tile_rows);
+    for (unsigned tile = 0; tile < tiles; ++tile) {
+        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
+        encoded = encoded && encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
+    }
+    if (!encoded) {
+        return cudaErrorInvalidValue;
+    }
+    const djinn_expert_linear_args args{a};
+    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
+    const EncodedFrame frame{division.share, division.blocks, a.rows, stages, 0};
+    const unsigned threads = GROUP_THREADS * groups + Kernel::SUPPLYING, shared = used < alone ? alone : used;
+    return launch(kernel, dim3(blocks), threads, shared, stream, args, maps, frame);
+}
+
+/* The most groups for which a ring of the least stages fits beside x. */
+template <typename Format, unsigned EACH, unsigned TILES> constexpr unsigned streaming_groups() {
+    using Kernel = EncodedLanes<Format, EACH, TILES, true>;
+    constexpr unsigned EVERY = Kernel::LEAST_STAGES * Kernel::STAGE + Kernel::BESIDE;
+    constexpr unsigned FIT = (MOST_SHARED - STREAMING_ALIGN - Kernel::X_BYTES) / EVERY;
+    static_assert(FIT > 0);
+    return FIT < MOST_GROUPS ? FIT : MOST_GROUPS;
+}
+
+template <typename Format, unsigned TILES> int launch_streamed(const djinn_linear_args &a, void *stream) {
+    const unsigned at_once = all_devices()[current_device()].multiprocessors;
+    const Division division = divide(a, at_once, 16 * streaming_groups<Format, 2, TILES>());
+    return division.share <= 8 * streaming_groups<Format, 1, TILES>()
+               ? launch_streamed<Format, 1, TILES>(a, division, stream)
+               : launch_streamed<Format, 2, TILES>(a, division, stream);
+}
+
+/* Up to MOST_GROUP rows, given rounded. Few rows in order are streamed with common formats. */
+template <typename Few, typename Many>
+int launch_rounded_rows(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    if constexpr (Few::IS_COMMON) {
+        if (const djinn_linear_args &a = args.linear; args.order == nullptr && a.rows <= MOST_ROWS) {
+            return a.rows <= 8 ? launch_streamed<Few, 1>(a, stream) : launch_streamed<Few, 2>(a, stream);
+        }
+    }
+    return launch_tiles_of<Many>(args, batch, stream);
+}
+
 /*
  * What serves an encoding: the rows of x that `few` can take at once, `few`, and `many` for up to MOST_GROUP rows, on
- * Hopper.
+ * Hopper; there, more rows than `unrounded` should be given rounded.
  */
 struct EncodedKernels {
     unsigned (*rows)(unsigned k);
     int (*few)(const djinn_expert_linear_args &args, unsigned most, void *stream);
     int (*many)(const djinn_expert_linear_args &args, const Batch &batch, void *stream);
+    unsigned unrounded;
 };
 
 /* The kernels of a block format; null for other encodings. */
 const EncodedKernels *block_kernels(uint32_t encoding);
 
 template <typename Few, typename Many> constexpr EncodedKernels encoded_kernels() {
-    return {encoded_rows<Few>, launch_encoded<Few>, launch_tiles_of<Many>};
+    /* With up to three rows it takes less time to round all of x first than to stream it. */
+    return {encoded_rows<Few>, launch_encoded<Few>, launch_rounded_rows<Few, Many>, Few::IS_COMMON ? 3 : FEW_ENCODED};
 }
 
 } // namespace djinn

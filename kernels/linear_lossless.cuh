@@ -112,9 +112,6 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     static __device__ __forceinline__ unsigned box_bytes(unsigned groups) { return groups * ROWS * BLOCK_ROW; }
 
-    /* Which of 8 rows of x lanes have as their row `n`: lanes of half a warp, which read at once, have no bank conflicts. */
-    static __device__ __forceinline__ unsigned row_of_x(unsigned n) { return STREAMED ? n % 4 * 2 + n / 4 : n; }
-
     /*
      * Calls `work(share, segment, copied, slot)` for all segments of all shares, of which `share` is the first, once a stage
      * is free; `copied` came before.
@@ -201,7 +198,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             meet(threads);
         }
         /* In a stage of x: the lane's row of the first 8, and its four columns of the first 16. */
-        const unsigned of_x = row_of_x(row), x_chunk = (quad / 2 ^ of_x % 8) * 16 + quad % 2 * 8;
+        const unsigned of_x = row_of_x<STREAMED>(row), x_chunk = (quad / 2 ^ of_x % 8) * 16 + quad % 2 * 8;
         const unsigned x_at = pin(BOXES * box + part * X_BOX + of_x * BLOCK_ROW + x_chunk);
         /* Where a lane reads for `load_chunks`: 16 bytes of a row, of which each lane of a quad gets 4. */
         const unsigned in = lane % 8, chunk = lane / 8;
@@ -325,7 +322,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (unsigned i = 0; i < 2 * EACH; ++i) {
-                const unsigned x_row = tile * 8 + row_of_x(lane % 4 * 2 + i % 2);
+                const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
                 parts[(part * 8 * TILES + x_row) * width + group * ROWS + i / 2 * 8 + lane / 4] = sums[0][tile][i];
             }
         }

@@ -49,6 +49,14 @@ __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map,
                  : "memory");
 }
 
+/* The same for a map of blocks (`encode_blocks`): all rows of the box from that block on. */
+__device__ __forceinline__ void copy_blocks_to(unsigned to, const CUtensorMap &map, unsigned block, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {0, 0, %2}], [%3];" ::"r"(to),
+                 "l"(&map), "r"(block), "r"(barrier)
+                 : "memory");
+}
+
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row,
                                          Barrier &barrier) {
     copy_box_to(shared_address(to), map, column, row, shared_address(&barrier));
@@ -294,6 +302,21 @@ inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uin
     const cuuint32_t box[2] = {BLOCK_COLUMNS, box_rows}, steps[2] = {1, 1};
     return map_encoder()(&map, type, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/*
+ * Describes a matrix of f16 or bf16 to TMA as blocks of BLOCK_COLUMNS columns of all rows, in boxes of `box_rows` rows of
+ * `box_blocks` successive blocks, block after block.
+ */
+inline bool encode_blocks(CUtensorMap &map, const void *matrix, uint32_t dtype, uint32_t rows, uint32_t columns,
+                          uint32_t box_rows, uint32_t box_blocks) {
+    const auto type = dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t sizes[3] = {BLOCK_COLUMNS, rows, columns / BLOCK_COLUMNS};
+    const cuuint64_t strides[2] = {uint64_t(columns) * 2, BLOCK_ROW};
+    const cuuint32_t box[3] = {BLOCK_COLUMNS, box_rows, box_blocks}, steps[3] = {1, 1, 1};
+    return map_encoder()(&map, type, 3, const_cast<void *>(matrix), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
