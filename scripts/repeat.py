@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Generates the same tokens many times, and counts how many different logits there are in the end: one, or a kernel is wrong.
 
-    python3 scripts/repeat.py --bench target/release/djinn-bench --runs 2000 --json results/repeat-h200.json [--rounds 3]
+    python3 scripts/repeat.py --bench target/release/djinn-bench --commit COMMIT --json results/repeat-h200.json
+        [--shapes 256:15:2000,100:2:2000] [--weights lossless] [--rounds 3]
 
-Prompts of 256 tokens and 15 more, of Llama-3.1-8B's shapes with eight different layers, plain, lossless and in Q4_K_M. A
-deviation in any step stays in the cache, and so reaches the last logits. Rounds take turns between the weights.
+A shape is a prompt's tokens, those that are generated, and the runs of a process; of Llama-3.1-8B's shapes with eight
+different layers, plain, lossless and in Q4_K_M. A deviation in any step stays in the cache, and so reaches the last logits.
+Rounds take turns between weights and shapes.
 """
 
 import argparse
@@ -19,14 +21,15 @@ import results
 
 MODEL = "synthetic:llama-3.1-8b?distinct=8"
 WEIGHTS = {"plain": (MODEL, "plain"), "lossless": (MODEL, "lossless"), "Q4_K_M": (f"{MODEL}&encoding=q4_k_m", "stored")}
-PROMPT, TOKENS = 256, 15
+# Steps of one row; and prompts whose products have up to 128 and up to 64 rows.
+SHAPES = "256:15:500,100:2:500,40:2:500"
 
 
-def sample(bench, weights, runs, device):
+def sample(bench, weights, prompt, tokens, runs, device):
     """The tokens and logits of each run, in one process."""
     model, encoding = WEIGHTS[weights]
     command = [bench, "sample", "--device", device, "--system", "RESIDENT", "--model", model, "--encoding", encoding]
-    command += ["--prompt", PROMPT, "--tokens", TOKENS, "--runs", runs]
+    command += ["--prompt", prompt, "--tokens", tokens, "--runs", runs]
     out = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True).stdout
     samples = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])["samples"]
     return [(tuple(one["tokens"]), one["logits"]) for one in samples]
@@ -40,38 +43,47 @@ def gpu():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bench", type=Path, required=True)
-    parser.add_argument("--runs", type=int, required=True, help="of each process")
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each kind of weights")
+    parser.add_argument("--shapes", default=SHAPES, help="PROMPT:TOKENS:RUNS, ...")
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each case")
     parser.add_argument("--weights", default=",".join(WEIGHTS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", required=True, help="of the program")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
-    found = {weights: [] for weights in args.weights.split(",")}
-    for _ in range(args.rounds):
-        for weights, runs in found.items():
-            runs += sample(args.bench, weights, args.runs, args.device)
+    shapes = [tuple(map(int, shape.split(":"))) for shape in args.shapes.split(",")]
+    found = {(weights, *shape): collections.Counter() for weights in args.weights.split(",") for shape in shapes}
     name = gpu() if args.device != "cpu" else "CPU"
-    rows = []
-    for weights, runs in found.items():
-        kinds = collections.Counter(runs).most_common()
-        rows.append({"weights": weights, "runs": len(runs), "steps": len(runs) * TOKENS, "deviating": len(runs) - kinds[0][1]})
-        print(rows[-1], flush=True)
+    for _ in range(args.rounds):
+        for case, kinds in found.items():
+            kinds.update(sample(args.bench, *case, args.device))
+            print(f"{case}: {kinds.total()} runs, {deviating(kinds)} with other logits", flush=True)
+            # What was found so far stays if the next process takes too long.
+            save(args, name, found)
+    return 1 if any(map(deviating, found.values())) else 0
+
+
+def deviating(kinds):
+    """Runs other than the most frequent kind."""
+    return kinds.total() - max(kinds.values(), default=0)
+
+
+def save(args, name, found):
+    rows = [
+        {"weights": weights, "prompt": prompt, "tokens": tokens, "runs": kinds.total(), "deviating": deviating(kinds)}
+        for (weights, prompt, tokens, _), kinds in found.items()
+    ]
     result = {
         "experiment": "repeat",
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": args.commit,
         "machine": {"gpu": name},
-        "command": " ".join(["python3", *sys.argv]),
-        "config": {"prompt": PROMPT, "tokens": TOKENS, "processes": args.rounds},
+        "command": " ".join(["scripts/repeat.py", *(a for a in sys.argv[1:] if "/" not in a)]),
         "rows": rows,
     }
-    head = ["weights", "runs", "steps", "runs with other logits"]
+    head = ["weights", "tokens of the prompt", "and more", "runs", "with other logits"]
     table = results.table(1, head, [list(row.values()) for row in rows])
-    what = f"{PROMPT} tokens and {TOKENS} more, Llama-3.1-8B's shapes, {results.machine(name)}, commit {args.commit}"
-    report = f"Runs of {what}.\n\n{table}"
+    report = f"Runs with Llama-3.1-8B's shapes, {results.machine(name)}, commit {args.commit}.\n\n{table}"
     results.write(args.json, result, report)
-    return 1 if any(row["deviating"] for row in rows) else 0
 
 
 if __name__ == "__main__":
