@@ -296,7 +296,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         const auto after = [&](unsigned at) { return at + STAGE == end ? end - ring_bytes : at + STAGE; };
         if constexpr (BULK) {
             /* By one lane of each of the group's warps: lanes of a warp would do it one after another. */
-            if (lane == 0 && group < groups) {
+            if (lane == 0 && (!STREAMED || group < groups)) {
                 for (unsigned i = part; i < f.stages; i += PARTIALS) {
                     reinterpret_cast<Barrier *>(shared_at(ring + i * STAGE + READY))->init(1);
                 }
@@ -309,17 +309,22 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                 Barrier::publish();
             }
         }
-        unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
-        const unsigned x_ring = (shared_address(staged) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
+        const auto all_stages = [&] { return (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages; };
+        /* Of streamed x: the lane's place in the first stage, and the current stage. */
+        unsigned x_lane = 0;
+        Place x_now;
         if constexpr (STREAMED) {
+            const unsigned x_ring = (shared_address(staged) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
             if (group == groups) {
                 __syncthreads();
                 await_previous();
                 if (lane == 0) {
-                    supply_x(maps, x_barriers, x_ring, stages, left);
+                    supply_x(maps, x_barriers, x_ring, stages, all_stages());
                 }
                 return;
             }
+            const unsigned of_x = row_of_x<STREAMED>(row);
+            x_lane = keep(x_ring + part * X_BOX + of_x * BLOCK_ROW + (quad / 2 ^ of_x) * 16 + quad % 2 * 8);
         }
         meet(barrier);
         if (a.fresh != 0) {
@@ -330,6 +335,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         }
         /* Groups copy by different warps, which spreads the copies over the multiprocessor's schedulers. */
         const bool copies_next = BULK ? part == group % PARTIALS && lane == 0 : true;
+        unsigned left = all_stages();
         Copies copies(a, f, maps, segments, first, thread, copies_next ? left : 0);
         if (copies_next) {
 #pragma unroll 1
@@ -363,10 +369,6 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         const unsigned record = keep(row * PITCH + Format::lane_at(part, quad));
         const unsigned scales = keep(SCALES + (part * ITEMS + row) * 16);
         unsigned at = keep(ring), before = end - STAGE, parity = 0;
-        /* Of streamed x: the lane's place in the first stage, and the current stage. */
-        const unsigned of_x = row_of_x<STREAMED>(row);
-        const unsigned x_lane = keep(x_ring + part * X_BOX + of_x * BLOCK_ROW + (quad / 2 ^ of_x) * 16 + quad % 2 * 8);
-        Place x_now;
 #pragma unroll 1
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
             Sums sums = {};
