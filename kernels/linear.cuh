@@ -22,10 +22,13 @@ __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned
 /* The most rows of one launch of linear.cu's kernels. */
 constexpr unsigned MOST_ROWS = 16;
 
-/* The most slots of an expert for which a product over blocks takes x unrounded, where linear_tiles.cuh serves them. */
+/*
+ * Where linear_tiles.cuh serves: the most slots of an expert, and rows over formats that are not common, for which a product
+ * over blocks takes x unrounded.
+ */
 constexpr unsigned FEW_ENCODED = 8;
 
-/* The most rows for which a product over such blocks should take x unrounded, on Hopper. */
+/* The most rows for which a product over blocks of that encoding takes x unrounded on Hopper; 0 for other encodings. */
 unsigned most_unrounded(uint32_t encoding);
 
 /* Whether linear_hopper.cu serves such a product on the current device. */

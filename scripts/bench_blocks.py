@@ -218,7 +218,7 @@ def check_products(library, failures):
                     break
                 args, whole, _kept = linear(library, plain, x[:rows], k, n, fresh=1)
                 call(library.djinn_linear, args)
-                # Few rows: the kernel that rounds x itself, and the one for more rows.
+                # Few rows: the kernel that rounds x itself, and the one that takes x rounded.
                 for rounds in (False, True) if rows <= 16 else (True,):
                     cases += 1
                     args, direct, _keep = linear(library, encoded, x[:rows], k, n, number, size, rounds=rounds)
