@@ -3,7 +3,7 @@
 
 use crate::access::{Access, Field};
 use crate::args::check::Checks;
-use crate::args::{self, Add, KvWrite, Linear, RmsNorm, Rope, SiluMul};
+use crate::args::{self, Add, ExpertLinear, KvWrite, Linear, RmsNorm, Rope, SiluMul};
 use crate::{Device, Result, Span, Stream};
 
 /// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
@@ -180,6 +180,14 @@ macro_rules! operations {
             /// a weight for the same rows in one launch.
             fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
                 tiles.iter().try_for_each(|tile| self.linear(stream, tile))
+            }
+
+            /// One [`expert_linear`](Ops::expert_linear) after another, with the same bits. Devices may compute several in
+            /// one launch, in any order. The products differ only in `weight`, `n`, `out_column` and `expert`. They are
+            /// in the order of their experts, and an expert's are in the order of their columns, which do not overlap. So
+            /// none reads or overwrites what another writes. The caller has called [`ExpertLinear::check_all`].
+            fn expert_linears(&self, stream: Stream, products: &[ExpertLinear]) -> Result<()> {
+                products.iter().try_for_each(|product| self.expert_linear(stream, product))
             }
 
             /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight, then [`silu_mul`](Ops::silu_mul) of the

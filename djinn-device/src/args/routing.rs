@@ -144,6 +144,28 @@ impl ExpertLinear {
 impl ExpertLinear {
     /// The greatest number of slots.
     pub const MOST_SLOTS: u32 = 1 << 19;
+
+    /// Checks the products of one [`expert_linears`](crate::Ops::expert_linears): each for itself, and that they differ and
+    /// are ordered as it says. No output then shares bytes with another product's inputs, since all have the same `out`.
+    ///
+    /// # Panics
+    /// If something is wrong.
+    pub fn check_all(products: &[ExpertLinear]) {
+        products.iter().for_each(ExpertLinear::check);
+        for (before, after) in products.iter().zip(products.iter().skip(1)) {
+            let &ExpertLinear { weight, n, out_column, expert, .. } = after;
+            let alike = ExpertLinear { weight, n, out_column, expert, ..*before };
+            assert!(alike == *after, "expert_linears: {after:?} is unlike {before:?}");
+            let follows = expert == before.expert && out_column >= before.out_column + before.n;
+            assert!(
+                expert > before.expert || follows,
+                "expert_linears: columns from {out_column} of expert {expert} after {} from {} of expert {}",
+                before.n,
+                before.out_column,
+                before.expert
+            );
+        }
+    }
 }
 
 /// `out[r, i] = Σ weights[r, j] · y[r · top_k + j, i]`, added in the order of `j`.

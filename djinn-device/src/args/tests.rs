@@ -295,6 +295,45 @@ fn experts_are_checked() {
 }
 
 #[test]
+fn experts_at_once_are_checked() {
+    let tile = |expert, out_column, n| ExpertLinear {
+        x: buffer(0, 3 * 5 * 4),
+        weight: Weight::plain(buffer(100 + 10 * expert + out_column, u64::from(n) * 5 * 2), DType::BF16),
+        order: buffer(2, 24),
+        starts: buffer(3, 36),
+        out: buffer(4, 6 * 9 * 4),
+        k: 5,
+        n,
+        out_width: 9,
+        out_column,
+        expert,
+        slots_per_row: 2,
+        slots: 6,
+    };
+    let good = [tile(1, 0, 4), tile(1, 4, 5), tile(4, 0, 4), tile(7, 2, 7)];
+    ExpertLinear::check_all(&good);
+    ExpertLinear::check_all(&[]);
+    let with = |at: usize, product: ExpertLinear| {
+        let mut products = good;
+        products[at] = product;
+        move || ExpertLinear::check_all(&products)
+    };
+    refuses(with(1, tile(1, 3, 5)), "columns from 3 of expert 1 after 4 from 0 of expert 1");
+    refuses(with(1, tile(1, 0, 4)), "columns from 0 of expert 1 after 4 from 0 of expert 1");
+    refuses(with(2, tile(0, 0, 4)), "columns from 0 of expert 0 after 5 from 4 of expert 1");
+    refuses(with(3, tile(7, 3, 7)), "expert_linear: 7 columns from 3 do not fit 9");
+    refuses(with(2, ExpertLinear { order: buffer(5, 24), ..good[2] }), "is unlike");
+    let elsewhere = buffer(6, 6 * 9 * 4);
+    let of_output = Weight { span: elsewhere.slice(0, 70), ..good[3].weight };
+    refuses(with(3, ExpertLinear { out: elsewhere, ..good[3] }), "is unlike");
+    // Another product's weight within the output of all.
+    let mut products = good.map(|product| ExpertLinear { out: elsewhere, ..product });
+    ExpertLinear::check_all(&products);
+    products[3].weight = of_output;
+    refuses(|| ExpertLinear::check_all(&products), "overlaps weight");
+}
+
+#[test]
 fn checksum_is_as_documented() {
     assert_eq!(Checksum::mix(0), 0);
     // The first output of SplitMix64 seeded with 0 is the finaliser of the golden gamma.
