@@ -21,7 +21,7 @@ use crate::event::{Completion, Events};
 use crate::kernels::{self, Kernels, Math};
 use crate::memory::{self, Memory};
 use clock::Clock;
-use djinn_device::args::{Add, Linear, RmsNorm, SiluMul};
+use djinn_device::args::{Add, ExpertLinear, Linear, RmsNorm, SiluMul};
 use djinn_device::{
     Access, Buffer, Capture, Device, DeviceInfo, Encoding, Error, Event, Operation, Result, Space, Span,
     Stream, Usage,
@@ -140,6 +140,7 @@ pub struct SimDevice {
     calls: Cell<SimCalls>,
     tapes: RefCell<Tapes>,
     told: Told,
+    experts: RefCell<Vec<Vec<ExpertLinear>>>,
 }
 
 impl SimDevice {
@@ -180,6 +181,7 @@ impl SimDevice {
             calls: Cell::default(),
             tapes: RefCell::default(),
             told: Told::default(),
+            experts: RefCell::default(),
         }
     }
 
@@ -196,6 +198,11 @@ impl SimDevice {
     /// The plain copies carried out so far, in the order in which they ended.
     pub fn copies(&self) -> Vec<SimCopy> {
         self.streams.borrow().copies.clone()
+    }
+
+    /// The products of each call of `expert_linears` so far, without replays.
+    pub fn experts_at_once(&self) -> Vec<Vec<ExpertLinear>> {
+        self.experts.borrow().clone()
     }
 
     fn launch(&self, stream: Stream, operation: Operation) -> Result<()> {
@@ -317,6 +324,14 @@ djinn_device::for_each_op!(queue_operations SimDevice {
     fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
         self.told.read(stream, tiles);
         tiles.iter().try_for_each(|tile| self.linear(stream, tile))
+    }
+
+    /// A GPU computes them at once, so that none may need another: here they come in any order.
+    fn expert_linears(&self, stream: Stream, products: &[ExpertLinear]) -> Result<()> {
+        ExpertLinear::check_all(products);
+        self.experts.borrow_mut().push(products.to_vec());
+        let order = self.streams.borrow_mut().any_order(products.len());
+        order.into_iter().try_for_each(|at| self.expert_linear(stream, &products[at]))
     }
 
     fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {

@@ -48,6 +48,15 @@ impl Order {
         self.rng.below(2) * (1 + self.rng.below(LONGEST_BURST))
     }
 
+    /// The numbers below `count`, in any order.
+    pub(super) fn any_of(&mut self, count: usize) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            all.swap(last, self.rng.below(last as u64 + 1) as usize);
+        }
+        all
+    }
+
     /// One of `ready`, which is not empty and ascending.
     pub(super) fn pick(&mut self, ready: &[usize]) -> usize {
         if self.left == 0 {
@@ -83,6 +92,14 @@ mod tests {
         let starved = picks.windows(30).any(|w| !w.contains(&1) && w.contains(&0) && w.contains(&2));
         let alternating = picks.windows(4).any(|w| w[0] == w[2] && w[1] == w[3] && w[0] != w[1]);
         assert!(alone && starved && alternating);
+    }
+
+    #[test]
+    fn numbers_come_in_every_order() {
+        let mut order = Order::new(4);
+        let seen: std::collections::BTreeSet<_> = (0..500).map(|_| order.any_of(4)).collect();
+        assert_eq!(seen.len(), 24);
+        assert!(order.any_of(0).is_empty());
     }
 
     #[test]

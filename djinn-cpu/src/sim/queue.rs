@@ -192,6 +192,11 @@ impl Streams {
         self.failure.get_or_insert(lost).clone()
     }
 
+    /// The numbers below `count`, in an order of the adversary's choice.
+    pub(super) fn any_order(&mut self, count: usize) -> Vec<usize> {
+        self.order.any_of(count)
+    }
+
     /// The device's sticky failure.
     pub(super) fn check(&self) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::kernels::Reference;
-use djinn_device::args::{Add, CopyExpert, SelectRows};
-use djinn_device::{Error, Ops};
+use djinn_device::args::{Add, CopyExpert, SelectRows, Weight};
+use djinn_device::{DType, Error, Ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const CHUNK: u64 = 64;
@@ -442,4 +442,39 @@ fn copies_of_experts_fail_and_race_as_copies_do() {
         let failed = matches!(copy_experts(&sim(config), used), Err(Error::CopyFailed { bytes, .. }) if bytes == 1 << 20);
         assert_eq!(failed, fails, "copy {fail} of {used:?}");
     }
+}
+
+/// Products of experts at once are those that the caller may give together, or refused before any is enqueued.
+#[test]
+fn experts_at_once_do_not_depend_on_one_another() {
+    let device = seeded(0);
+    let stream = device.stream().unwrap();
+    let [x, weight, order, starts, out] =
+        [32, 32, 8, 12, 32].map(|bytes| device.alloc(Space::Device, bytes).unwrap().span());
+    for span in [x, weight, order, starts] {
+        device.fill(stream, span, 0).unwrap();
+    }
+    let product = |expert, weight| ExpertLinear {
+        x,
+        weight: Weight::plain(weight, DType::F32),
+        order,
+        starts,
+        out,
+        k: 4,
+        n: 2,
+        out_width: 4,
+        out_column: 2 * expert,
+        expert,
+        slots_per_row: 1,
+        slots: 2,
+    };
+    let good = [product(0, weight), product(1, weight)];
+    device.expert_linears(stream, &good).unwrap();
+    device.sync(stream).unwrap();
+    assert_eq!(device.experts_at_once(), [good]);
+    for wrong in [[good[1], good[0]], [good[0], good[0]], [good[0], product(1, out)]] {
+        let refused = catch_unwind(AssertUnwindSafe(|| device.expert_linears(stream, &wrong)));
+        assert!(refused.is_err(), "{wrong:?}");
+    }
+    assert_eq!(device.experts_at_once().len(), 1);
 }
