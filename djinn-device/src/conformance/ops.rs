@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 69] = named![
+    let checks: [Check<D>; 71] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -91,6 +91,7 @@ pub(super) fn each_op<D: Ops>(
         encoded::goes_on_at_once,
         encoded::embeds_rows_exactly,
         encoded::experts_match_the_reference,
+        encoded::experts_are_computed_at_once,
         attention::matches_the_reference,
         attention::is_batch_invariant,
         attention::keeps_sequences_apart,
@@ -138,6 +139,7 @@ pub(super) fn each_op<D: Ops>(
         routing::groups_slots_by_expert,
         routing::experts_match_the_reference,
         routing::experts_divide_large_weights,
+        routing::experts_are_computed_at_once,
         routing::combines,
         routing::mixes_experts,
         routing::copies_experts_in_use,

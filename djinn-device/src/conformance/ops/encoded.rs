@@ -1,9 +1,9 @@
 //! Checks of matrices in every encoding that the device says it computes from.
 
 use super::Stored;
-use super::linear::read_by;
+use super::linear::{is_large, read_by};
 use super::rig::{PARTS, Rig, rows, same_bits};
-use super::routing::group;
+use super::routing::{AtOnce, ROUTINGS, group};
 use crate::args::{Add, Embed, ExpertLinear, Linear, SiluMul, Weight};
 use crate::reference::encode;
 use crate::{BlockFormat, DType, Encoding, Ops, Space, Span};
@@ -369,4 +369,45 @@ pub(super) fn experts_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
             same_bits(&format!("slot {slot} of {name}"), &got[slot * n..][..n], &alone[2..2 + n]);
         }
     });
+}
+
+/// Products of several experts at once have the bits of one after another, also with tiles in several encodings.
+pub(super) fn experts_are_computed_at_once<D: Ops>(rig: &mut Rig<D>) {
+    let large = is_large(rig);
+    let encodings = rig.device.info().encodings;
+    for (e, &encoding) in encodings.iter().enumerate() {
+        let other = encodings[(e + 1) % encodings.len()];
+        let mut check = |(counts, chosen): (&[usize], &[usize]), slots_per_row, k, tiles: &[usize], mixed| {
+            let case = AtOnce { counts, chosen, slots_per_row, k, tiles };
+            let mut made = 0;
+            let weight = |rig: &mut Rig<D>, [n, k]: [usize; 2]| {
+                made += 1;
+                if mixed && made % 5 == 4 {
+                    return rig.random_weight(n * k, DType::BF16);
+                }
+                let matrix = Matrix::random(rig, if mixed && made % 3 == 0 { other } else { encoding }, n, k);
+                matrix.upload(rig, Space::Device, 0, n)
+            };
+            let of = Stored(encoding, if encoding == Encoding::Lossless { DType::BF16 } else { DType::F32 });
+            let name = format!("{encoding}{}", if mixed { " and others" } else { "" });
+            case.check(rig, (&name, of), counts.len() == 2 && !mixed, weight);
+        };
+        // Half of the routings for each encoding. Blocks have up to 256 elements.
+        for (i, routing) in ROUTINGS.into_iter().enumerate().skip(e % 2).step_by(2) {
+            let (wanted, mixed) = ([2, 8, 1][(i + e / 2) % 3], i % 4 == 3 || i == 8);
+            let slots_per_row =
+                if routing.0.iter().sum::<usize>().is_multiple_of(wanted) { wanted } else { 1 };
+            let unit = match encoding {
+                Encoding::Blocks(format) if !mixed => format.elements() as usize,
+                _ => 256,
+            };
+            let (blocks, tiles): (_, &[usize]) =
+                [(1, &[37, 17][..]), (3, &[64]), (5, &[130, 5])][(i + e) % 3];
+            check(routing, slots_per_row, blocks * unit, tiles, mixed);
+        }
+        if large {
+            check(ROUTINGS[7], 2, 512, &[1707], false);
+            check(ROUTINGS[6], 2, 4096, &[200, 37], false);
+        }
+    }
 }

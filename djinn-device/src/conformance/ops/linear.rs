@@ -195,7 +195,7 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
 }
 
 /// Whether the device is a GPU with kernels for products of many rows, which takes much larger cases.
-fn is_large<D: Ops>(rig: &Rig<D>) -> bool {
+pub(super) fn is_large<D: Ops>(rig: &Rig<D>) -> bool {
     let info = rig.device.info();
     info.wide_products && !info.host_memory
 }

@@ -8,7 +8,10 @@ use crate::args::{Combine, Group, Route};
 use crate::{DType, Ops, Span};
 
 pub(super) use copies::{copies_experts_in_use, copies_wherever_bytes_begin};
-pub(super) use experts::{experts_divide_large_weights, experts_match_the_reference, mixes_experts};
+pub(super) use experts::{
+    AtOnce, ROUTINGS, experts_are_computed_at_once, experts_divide_large_weights,
+    experts_match_the_reference, mixes_experts,
+};
 
 const ROWS: [usize; 5] = [1, 2, 5, 16, 33];
 /// Experts, and those of a row.

@@ -1,9 +1,12 @@
 //! Checks of [`ExpertLinear`], alone and between the others.
 
 use super::{combine, group, route};
-use crate::args::{ExpertLinear, Linear, SiluMul};
+use crate::args::{ExpertLinear, Linear, SiluMul, Weight};
+use crate::conformance::ops::Stored;
+use crate::conformance::ops::linear::is_large;
 use crate::conformance::ops::rig::{DTYPES, Rig, rows, same_bits};
 use crate::{DType, Ops, Span};
+use std::iter::repeat_n;
 
 /// Slots and the product of each expert's.
 struct Product {
@@ -174,5 +177,132 @@ pub(in super::super) fn mixes_experts<D: Ops>(rig: &mut Rig<D>) {
         let sum = combine(rig, y, shares, [rows, top_k, width]);
         rig.run(sum);
         rig.matches_in(sum.out, &format!("{rows} rows through {top_k} of {experts} experts"), DType::BF16);
+    }
+}
+
+/// Products of several experts at once.
+pub(in super::super) struct AtOnce<'a> {
+    /// Slots of every expert.
+    pub(in super::super) counts: &'a [usize],
+    /// The experts whose products are computed.
+    pub(in super::super) chosen: &'a [usize],
+    pub(in super::super) slots_per_row: usize,
+    pub(in super::super) k: usize,
+    /// Rows of each tile of an expert's weight.
+    pub(in super::super) tiles: &'a [usize],
+}
+
+impl AtOnce<'_> {
+    /// Products at once have the bits of one after another, and leave the rest of the output alone; where `refers`, they also
+    /// match the reference. `weight` makes a tile's `n` rows of `k`.
+    pub(in super::super) fn check<D: Ops>(
+        &self,
+        rig: &mut Rig<D>,
+        (what, of): (&str, Stored),
+        refers: bool,
+        mut weight: impl FnMut(&mut Rig<D>, [usize; 2]) -> Weight,
+    ) {
+        // Columns before, between and after the tiles stay as they are.
+        const BESIDE: usize = 3;
+        let &AtOnce { counts, chosen, slots_per_row, k, tiles } = self;
+        let slots = counts.iter().sum::<usize>();
+        let name = format!("{what}: {tiles:?} of {chosen:?}, {counts:?} slots, {slots_per_row} a row, k {k}");
+        let width = BESIDE + tiles.iter().map(|n| n + BESIDE).sum::<usize>();
+        let ascending: Vec<u32> = (0..).zip(counts).flat_map(|(e, &slots)| repeat_n(e, slots)).collect();
+        let ids: Vec<u32> =
+            rig.random.permutation(slots).iter().map(|&slot| ascending[slot as usize]).collect();
+        let x = rig.random.floats(slots / slots_per_row * k);
+        let (x, of_slots) = (rig.upload(&x), rig.upload(&ids));
+        let group = group(rig, of_slots, counts.len());
+        rig.run(group);
+        let outs = [(); 2].map(|()| rig.blank_f32(slots * width));
+        let mut products = Vec::new();
+        for &expert in chosen {
+            let mut out_column = BESIDE;
+            for &n in tiles {
+                products.push(ExpertLinear {
+                    x,
+                    weight: weight(rig, [n, k]),
+                    order: group.order,
+                    starts: group.starts,
+                    out: outs[0],
+                    k: k as u32,
+                    n: n as u32,
+                    out_width: width as u32,
+                    out_column: out_column as u32,
+                    expert: expert as u32,
+                    slots_per_row: slots_per_row as u32,
+                    slots: slots as u32,
+                });
+                out_column += n + BESIDE;
+            }
+        }
+        ExpertLinear::check_all(&products);
+        rig.enqueued(rig.device.expert_linears(rig.stream, &products));
+        for &product in &products {
+            rig.enqueue(ExpertLinear { out: outs[1], ..product });
+            if refers {
+                rig.expect(product);
+                rig.expect(ExpertLinear { out: outs[1], ..product });
+            }
+        }
+        let [got, want]: [Vec<f32>; 2] = outs.map(|out| rig.download(out));
+        same_bits(&name, &got, &want);
+        // The output was NaN.
+        let mut column = vec![false; width];
+        for product in &products[..tiles.len()] {
+            column[product.out_column as usize..][..product.n as usize].fill(true);
+        }
+        for (at, value) in got.iter().enumerate() {
+            let written = chosen.contains(&(ids[at / width] as usize)) && column[at % width];
+            assert!(written != value.is_nan(), "{name}: column {} of slot {}", at % width, at / width);
+        }
+        if refers { rig.matches(&name, of) } else { rig.clear() }
+    }
+}
+
+/// Slots of every expert, and the experts that are computed: all or some, with many slots, few or none.
+pub(in super::super) const ROUTINGS: [(&[usize], &[usize]); 10] = [
+    (&[1], &[0]),
+    (&[8, 0], &[0, 1]),
+    (&[0, 40], &[0, 1]),
+    (&[9, 3, 0, 17, 0, 1, 8, 2], &[0, 1, 2, 3, 4, 5, 6, 7]),
+    (&[0, 16, 17, 3, 8, 0, 1, 3], &[1, 3, 4, 7]),
+    (&[40, 0, 0, 0, 0, 0, 0, 0], &[0, 1, 2, 3, 4, 5, 6, 7]),
+    (&[0, 0, 1, 0, 0, 0, 0, 7], &[2, 3, 7]),
+    (&[130, 9, 16, 40, 8, 17, 3, 81], &[0, 1, 2, 3, 4, 5, 6, 7]),
+    (&[2, 1, 0, 0, 3, 1, 1, 0, 0, 8, 0, 16, 0, 1, 2, 0, 0, 9, 4, 0], &TWENTY),
+    (&[0, 17, 0, 9, 130, 0, 0, 8, 40, 3, 0, 0, 16, 1, 0, 0, 33, 0, 7, 40], &[1, 4, 5, 7, 8, 13, 16, 19]),
+];
+const TWENTY: [usize; 20] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
+
+pub(in super::super) fn experts_are_computed_at_once<D: Ops>(rig: &mut Rig<D>) {
+    let large = is_large(rig);
+    // `k` and the rows of tiles.
+    let sizes: [(usize, &[usize]); 6] =
+        [(64, &[37]), (256, &[64, 37]), (577, &[40, 9]), (1088, &[24, 64]), (64, &[200]), (192, &[5, 5, 2])];
+    for (d, dtype) in DTYPES.into_iter().enumerate() {
+        let mut check = |(counts, chosen): (&[usize], &[usize]), slots_per_row, (k, tiles), refers| {
+            let case = AtOnce { counts, chosen, slots_per_row, k, tiles };
+            let weight = |rig: &mut Rig<D>, [n, k]: [usize; 2]| rig.random_weight(n * k, dtype);
+            case.check(rig, (dtype.name(), dtype.into()), refers, weight);
+        };
+        for (i, routing) in ROUTINGS.into_iter().enumerate() {
+            for j in [0, 2] {
+                let slots = routing.0.iter().sum::<usize>();
+                let wanted = [2, 8, 1][(i + j) % 3];
+                let slots_per_row = if slots.is_multiple_of(wanted) { wanted } else { 1 };
+                let size = sizes[(i + j + d) % sizes.len()];
+                check(routing, slots_per_row, size, (i, j) == (4, 0) || (i, j) == (8, 2));
+            }
+        }
+        // Tiles that devices divide between their parts, and long rows.
+        check(ROUTINGS[3], 2, (64, &[1707, 200]), false);
+        check(ROUTINGS[4], 2, (4096, &[37]), false);
+        if large && dtype != DType::F32 {
+            check(ROUTINGS[2], 2, (1088, &[4100, 1707]), false);
+            check(ROUTINGS[7], 2, (256, &[4100, 200]), false);
+            check(ROUTINGS[7], 8, (4096, &[200, 37]), false);
+        }
     }
 }
