@@ -39,6 +39,9 @@ pub struct Launch {
     pub read_by: Option<NextProduct>,
     /// The addition that begins the next launch, if it alone reads what this one, a product with its whole weight, gives.
     pub added_by: Option<NodeId>,
+    /// Whether the device may compute the next launch together with this one: products of experts with the same inputs and
+    /// output, in the order of experts and tiles, where no chunk is released or acquired between the two.
+    pub joins_next: bool,
 }
 
 /// A product that reads what the launch before it completes.
@@ -103,6 +106,7 @@ impl Program {
                     announces,
                     read_by,
                     added_by,
+                    joins_next: false,
                 });
                 if ends {
                     break;
@@ -111,6 +115,11 @@ impl Program {
             node = last.0 as usize + 1;
         }
         assert_eq!(tile, placement.tiles.len(), "a pass uses every tile");
+        if detail == Detail::Fused {
+            for at in 1..launches.len() {
+                launches[at - 1].joins_next = join(graph, &launches[at - 1], &launches[at]);
+            }
+        }
         Program { launches }
     }
 
@@ -175,6 +184,19 @@ fn next_sum(graph: &Graph, id: NodeId) -> Option<NodeId> {
     let adds = next.op == Op::Add && next.inputs.iter().filter(|&&term| term == given).count() == 1;
     let alone = || !later.iter().any(|node| node.inputs.contains(&given));
     (graph.node(id).op == Op::Linear && adds && alone()).then_some(sum)
+}
+
+/// Whether one launch of the device may compute these two of the program.
+fn join(graph: &Graph, launch: &Launch, next: &Launch) -> bool {
+    let (first, second) = (graph.node(launch.node), graph.node(next.node));
+    let (&Op::ExpertLinear { expert, .. }, &Op::ExpertLinear { expert: other, .. }) = (&first.op, &second.op)
+    else {
+        return false;
+    };
+    // An output that is written into is the last input.
+    let alike = first.inputs[..3] == second.inputs[..3] && first.outputs == second.outputs;
+    let ascends = launch.node == next.node || expert < other;
+    alike && ascends && launch.release.is_none() && next.acquire.is_none()
 }
 
 /// The end of the run of tiles from `first` on that one launch of `node` reads; empty if the first belongs to another

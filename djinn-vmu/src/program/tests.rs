@@ -61,6 +61,17 @@ proptest! {
             }
         }
         for (at, launch) in program.launches.iter().enumerate() {
+            let of_expert = |launch: &Launch| matches!(graph.node(launch.node).op, Op::ExpertLinear { .. });
+            let chunk = |launch: &Launch| placement.tiles[launch.tiles.start].chunk;
+            let resident = |launch: &Launch| placement.slots[chunk(launch).0 as usize].is_none();
+            let next = program.launches.get(at + 1).filter(|next| of_expert(launch) && of_expert(next));
+            let joins = next.is_some_and(|next| {
+                let nearby = chunk(launch) == chunk(next) || resident(launch) && resident(next);
+                nearby && graph.node(launch.node).outputs == graph.node(next.node).outputs
+            });
+            prop_assert_eq!(launch.joins_next, joins && !apart);
+        }
+        for (at, launch) in program.launches.iter().enumerate() {
             let given = graph.node(launch.node).outputs[0];
             let next = program.launches.get(at + 1).map(|next| next.node);
             let adds = next.is_some_and(|next| {
@@ -134,4 +145,38 @@ fn a_pair_is_one_launch_for_as_many_rows_as_its_values_are_apart() {
         }
     }
     assert_eq!(pairs, 3);
+}
+
+/// Experts join in ascending order, for one output, from one input.
+#[test]
+fn experts_join_what_is_alike_and_in_order() {
+    let mut b = GraphBuilder::new("experts", 10, 16);
+    let table = b.weight("embed", &[10, 8], DType::F32).unwrap();
+    let x = b.embed("x", table).unwrap();
+    let router = b.weight("router", &[4, 8], DType::F32).unwrap();
+    let chosen = b.linear("chosen", x, router, None).unwrap();
+    let routing = b.route("route", chosen, 2, true).unwrap();
+    let mut product = |name: &str, x, expert, into| {
+        let w = b.weight(&format!("{name}.w"), &[8, 8], DType::F32).unwrap();
+        b.expert_linear(name, x, &routing, expert, w, into).unwrap()
+    };
+    let first = product("first0", x, 0, None);
+    product("first1", x, 1, Some(first));
+    product("first3", x, 3, Some(first));
+    product("first2", x, 2, Some(first));
+    let second = product("second3", x, 3, None);
+    let third = product("third0", first, 0, None);
+    product("third1", second, 1, Some(third));
+    product("third2", second, 2, Some(third));
+    let mixed = b.combine("combine", third, &routing).unwrap();
+    let last = b.select_rows("select", mixed).unwrap();
+    let logits = b.linear("logits", last, table, None).unwrap();
+    let graph = b.finish(logits).unwrap();
+    let plan = MemoryPlan::new(&graph, &Budget::default(), &demand(&graph, 16, 64)).unwrap();
+    let joined = |detail| -> Vec<String> {
+        let launches = Program::new(&graph, &plan, detail).launches.into_iter();
+        launches.filter(|launch| launch.joins_next).map(|at| graph.node(at.node).name.clone()).collect()
+    };
+    assert_eq!(joined(Detail::Fused), ["first0", "first1", "third1"]);
+    assert!(joined(Detail::Apart).is_empty());
 }
