@@ -5,8 +5,8 @@ mod mixture;
 
 use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::{Device, Error as DeviceError, Ops, Space};
-use djinn_engine::{Budget, Engine, Entry, Error, MemoryPlan, Options, Wanted};
-use djinn_srg::Graph;
+use djinn_engine::{Act, Budget, Edit, Engine, Entry, Error, Intervention, MemoryPlan, Options, Wanted};
+use djinn_srg::{Dim, Graph, Hook, NodeId, Op};
 use djinn_vmu::Chunk;
 use interpreter::{Outcome, interpret};
 use mixture::{EXPERTS, LAYERS, Random, TOP_K, VOCAB, graph, uneven};
@@ -355,9 +355,103 @@ fn a_trace_shows_launches_and_moved_chunks() {
         assert!(copies.iter().all(|&bytes| bytes > 0));
         let launches = |op: &str| of(pass).filter(|s| s["args"]["op"] == op).count() as u32;
         assert_eq!(["route", "group", "combine"].map(launches), [LAYERS; 3]);
-        // An expert's first product is two tiles.
+        // An expert's first product is two tiles. Each is launched alone, so that it has its own time.
         assert_eq!(launches("expert_linear"), LAYERS * EXPERTS * 3);
+        let mut products = of(pass).filter(|s| s["args"]["op"] == "expert_linear");
+        assert!(products.all(|product| product["dur"].as_f64() > Some(0.0)), "pass {pass}");
     }
+}
+
+/// The products that a pass gives the device together, in order, each as its node and the first row of its tile: those
+/// of a node's output from one chunk, or from resident ones, up to a node with a hook.
+fn together(graph: &Graph, plan: &MemoryPlan, hooked: Option<NodeId>) -> Vec<Vec<(u32, u32)>> {
+    let (placement, mut groups) = (&plan.placement, Vec::<Vec<_>>::new());
+    let mut before: Option<&djinn_vmu::PlacedTile> = None;
+    let of_experts = |tile: &&djinn_vmu::PlacedTile| tile.tile.condition.is_some();
+    for placed in placement.tiles.iter().filter(of_experts) {
+        let output = |placed: &djinn_vmu::PlacedTile| graph.node(placed.tile.node).outputs[0];
+        let resident = |placed: &djinn_vmu::PlacedTile| placement.slots[placed.chunk.0 as usize].is_none();
+        let goes_on = before.is_some_and(|before| {
+            let passes_hook = hooked == Some(before.tile.node) && placed.tile.node != before.tile.node;
+            let nearby = before.chunk == placed.chunk || resident(before) && resident(placed);
+            output(before) == output(placed) && nearby && !passes_hook
+        });
+        if !goes_on {
+            groups.push(Vec::new());
+        }
+        let &Op::ExpertLinear { expert, .. } = &graph.node(placed.tile.node).op else {
+            panic!("{placed:?} is no expert's")
+        };
+        groups.last_mut().expect("one was begun").push((expert, placed.tile.rows.start as u32));
+        before = Some(placed);
+    }
+    groups
+}
+
+/// What the device was given together.
+fn given(device: &SimDevice) -> Vec<Vec<(u32, u32)>> {
+    let calls = device.experts_at_once().into_iter();
+    calls.map(|call| call.iter().map(|product| (product.expert, product.out_column)).collect()).collect()
+}
+
+/// Resident experts' products are handed over together, and each streamed chunk's alone: not before its copy is waited
+/// for, and before its place is given to another.
+#[test]
+fn resident_experts_are_computed_at_once_and_streamed_ones_alone() {
+    let (mut longest, mut alone) = (0, 0);
+    for (seed, (fraction, chunk, rings)) in (0..).zip(placements()) {
+        let options = Options { replay: false, ..options(fraction, chunk, rings) };
+        let mut engine = load(seeded(seed), &options).expect("it loads");
+        let (bits, _) = passes(&mut engine, &script()).expect("it runs");
+        assert!(bits == *RESIDENT, "bits of {:?}", options.budget);
+        let expected = together(engine.graph(), engine.plan(), None);
+        longest = longest.max(expected.iter().map(Vec::len).max().expect("there are experts"));
+        alone += expected.iter().filter(|group| group.len() == 1).count();
+        let expected = vec![expected; script().len()].concat();
+        assert_eq!(given(&engine.unload()), expected, "{:?}", options.budget);
+    }
+    // An expert's first product is two tiles.
+    assert_eq!(longest, 2 * EXPERTS as usize);
+    assert!(alone > 100, "{alone} products are alone");
+}
+
+/// A hook after an expert's product sees what the experts up to there gave, and later ones write over a change, whether
+/// or not the products would be computed at once.
+#[test]
+fn a_hook_between_experts_is_between_their_products() {
+    let graph = graph();
+    let tokens: Vec<u32> = (0..17).map(|at| token(0, at)).collect();
+    let changed = |fraction: f64, seed: u64, hook: Option<&Hook>| {
+        let base = options(fraction, CHUNKS[0], 2);
+        let mut engine = load(seeded(seed), &Options { hook_bytes: 1 << 16, ..base }).expect("it loads");
+        let (mut pages, mut sequence) = (engine.free_pages(), djinn_engine::Sequence::default());
+        let set = hook.map(|hook| Intervention {
+            hook: hook.clone(),
+            tokens: std::iter::once(0..tokens.len()).collect(),
+            act: Act::Edit(Edit::set(vec![0.5])),
+        });
+        let entry =
+            Entry { interventions: set.as_slice(), ..Entry::new(&mut sequence, &tokens, Wanted::Last) };
+        let (logits, _) = engine.step(&mut pages, &mut [entry]).expect("it runs");
+        let bits: Vec<u32> = logits.iter().map(|l| l.to_bits()).collect();
+        let expected = together(engine.graph(), engine.plan(), hook.map(|hook| hook.after));
+        assert_eq!(given(&engine.unload()), expected, "{hook:?}");
+        bits
+    };
+    let unchanged = changed(1.0, 0, None);
+    let of_middle = |name: &str| name.starts_with("blocks.1.mlp.experts.");
+    let mut hooks = 0;
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| of_middle(&node.name)) {
+        let value = node.outputs[0];
+        let Dim::Fixed(width) = graph.value(value).shape[1] else { panic!("{} has no width", node.name) };
+        let (name, after) = (node.name.clone(), NodeId(at as u32));
+        let hook = Hook { name, value, after, columns: (0, width) };
+        let [resident, streamed] = [1.0, 0.0].map(|fraction| changed(fraction, at as u64, Some(&hook)));
+        assert!(resident == streamed, "bits with a hook after {}", node.name);
+        assert!(resident != unchanged, "a hook after {} changes nothing", node.name);
+        hooks += 1;
+    }
+    assert_eq!(hooks, 2 * EXPERTS);
 }
 
 #[test]

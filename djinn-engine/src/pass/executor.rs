@@ -31,6 +31,8 @@ pub(super) struct Executor<'a, D: Ops> {
     hooked: bool,
     /// The addition that the product before it has done.
     added: Option<NodeId>,
+    /// Products that wait for the next launch, to be enqueued with it.
+    experts: Vec<ExpertLinear>,
     /// Records the boundaries of launches during a trace.
     trace: Option<&'a mut Recorder>,
 }
@@ -47,7 +49,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         let Runtime { device, compute, .. } = runtime;
         let Parts { graph, plan, program, text, data, stack, .. } = parts;
         let (compute, places) = (*compute, &plan.kv_places);
-        let (hooked, added) = (false, None);
+        let (hooked, added, experts) = (false, None, Vec::new());
         Executor {
             device,
             compute,
@@ -61,12 +63,14 @@ impl<'a, D: Ops> Executor<'a, D> {
             runs,
             hooked,
             added,
+            experts,
             trace,
         }
     }
 
     /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the weight stream stays in
-    /// order.
+    /// order. Launches that join the next are enqueued with it. During a trace none does
+    /// ([`Detail::Apart`](djinn_vmu::Detail::Apart)), so that each has its own time.
     pub(super) fn pass(mut self, mut hooks: Pending<'_>) -> Result<()> {
         let Executor { device, compute, graph, program, .. } = self;
         self.mark(Mark::Begin)?;
@@ -101,6 +105,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 self.text.streamer.routed(device, compute, launch.node, starts)?;
             }
         }
+        debug_assert!(self.experts.is_empty(), "{:?} were not enqueued", self.experts);
         Ok(())
     }
 
@@ -217,7 +222,13 @@ impl<'a, D: Ops> Executor<'a, D> {
                     slots_per_row,
                     slots: rows,
                 };
-                enqueue!(expert_linear, args)
+                self.experts.push(args);
+                // A hook reads or changes what is enqueued by then.
+                if !launch.joins_next || self.hooked {
+                    ExpertLinear::check_all(&self.experts);
+                    device.expert_linears(stream, &self.experts)?;
+                    self.experts.clear();
+                }
             }
             Op::Combine { top_k } => {
                 let (y, weights, out) = (input(0), input(1), output(0));
