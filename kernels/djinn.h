@@ -178,7 +178,7 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
  */
 enum {
     DJINN_LINEAR_ROWS = 256,
-    DJINN_LINEAR_TILES = 8,
+    DJINN_LINEAR_TILES = 32,
 };
 typedef struct djinn_linear_args {
     const float *x;        /* [rows, k] */
@@ -460,18 +460,21 @@ typedef struct djinn_group_args {
 int djinn_group(const djinn_group_args *args, void *stream);
 
 /*
- * djinn_linear for the slots of one expert, those of order[starts[expert] .. starts[expert + 1]]: row s of out from row s /
- * slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without slots no weight
- * is read. linear.rows is the number of all slots, and so of rows of out. There is no bias, and linear.rounded is null. The
- * result does not depend on the workspace.
+ * djinn_linear for the slots of some experts, those of order[starts[e] .. starts[e + 1]] for each expert e: row s of out from
+ * row s / slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without slots no
+ * weight is read. linear.weights has the tiles of expert ids[0], of linear.n rows in all, then those of ids[1], and so on.
+ * linear.rows is the number of all slots, and so of rows of out. There is no bias, and linear.rounded is null. The result does
+ * not depend on the workspace.
  */
 typedef struct djinn_expert_linear_args {
     djinn_linear_args linear;
     const uint32_t *order;  /* [linear.rows] */
-    const uint32_t *starts; /* of at least expert + 2 */
+    const uint32_t *starts; /* [experts + 1] */
     void *workspace;        /* for rows of x in the weight's type, at a multiple of 16 bytes; or null */
     uint64_t workspace_bytes;
-    uint32_t expert;
+    uint32_t ids[DJINN_LINEAR_TILES]; /* [chosen], below experts and different */
+    uint32_t chosen;                  /* experts whose products are computed; up to DJINN_LINEAR_TILES tiles in all */
+    uint32_t experts;
     uint32_t slots_per_row;
 } djinn_expert_linear_args;
 int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream);

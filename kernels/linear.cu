@@ -3,10 +3,11 @@
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
- * expert_linear: the same, bit for bit, for the rows s of out that order[starts[expert] .. starts[expert + 1]] lists, from
- * rows s / slots_per_row of x.
- * Shapes: x f32 [slots / slots_per_row, k], weight [n, k], order u32 [slots], starts u32 [_], out f32 [slots, out_width].
- * Launch: as below, with y over groups of 16 slots, enough for all slots. Most groups are empty, and their blocks end
+ * expert_linear: the same, bit for bit, by the weight of each of some experts e, for the rows s of out that order[starts[e] ..
+ * starts[e + 1]] lists, from rows s / slots_per_row of x.
+ * Shapes: x f32 [slots / slots_per_row, k], weights [n, k], order u32 [slots], starts u32 [experts + 1], out f32 [slots,
+ * out_width].
+ * Launch: as below, with y over units of up to 16 slots of an expert, enough for all slots. Blocks of units past the last end
  * at once. No block reads weights before the previous kernel is done, which tells the slots.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
@@ -49,7 +50,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     if (j >= a.n) {
         return;
     }
-    const T *weight = static_cast<const T *>(a.weights[j / a.tile_rows]) + size_t(j % a.tile_rows) * a.k;
+    const T *weight = static_cast<const T *>(a.weights[j / a.tile_rows + rows.tile]) + size_t(j % a.tile_rows) * a.k;
     unsigned from[ROWS];
 #pragma unroll
     for (unsigned r = 0; r < ROWS; ++r) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     __global__ void __launch_bounds__(32 * djinn::PARTIALS * GROUPS)                                         \
         djinn_expert_linear_tensor_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             unsigned share) {                                                \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);  \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, djinn::MOST_ROWS, {0, a.linear.rows});     \
         if (rows.count() > 0) {                                                                                \
             djinn::Tensor<T, GROUPS, EACH, TILES, djinn::Routed, STAGED>::run(a.linear, rows, share);        \
         }                                                                                                    \
@@ -110,7 +111,7 @@ DJINN_TENSOR(bf16, djinn::bf16)
     template <unsigned N, unsigned ROWS>                                                                     \
     __global__ void __launch_bounds__(djinn::THREADS)                                                        \
         djinn_expert_linear_##suffix(const __grid_constant__ djinn_expert_linear_args a) {                   \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y * djinn::MOST_ROWS, djinn::MOST_ROWS);  \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, djinn::MOST_ROWS, {0, a.linear.rows});     \
         if (rows.count() > 0) {                                                                                \
             djinn::linear_plain<T, N, ROWS, djinn::Routed>(a.linear, rows);                                  \
         }                                                                                                    \
@@ -320,21 +321,23 @@ extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_d
 }
 
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {
-    constexpr unsigned MOST_GROUPS = 65535;
-    const unsigned groups = djinn::ceil_div(args->linear.rows, djinn::MOST_ROWS);
-    const bool tiled = args->linear.tile_rows != args->linear.n || args->linear.n == 0;
-    if (args->linear.bias != nullptr || tiled || args->slots_per_row == 0 || groups > MOST_GROUPS) {
+    constexpr unsigned MOST_UNITS = 65535;
+    const djinn_linear_args &a = args->linear;
+    const bool sized = a.n > 0 && a.rows > 0 && a.tile_rows > 0 && args->slots_per_row > 0;
+    const bool tiled = sized && args->chosen > 0 && uint64_t(args->chosen) * djinn::tiles_of(a) <= DJINN_LINEAR_TILES;
+    const unsigned units = djinn::units_of(args->chosen, a.rows, djinn::MOST_ROWS);
+    if (a.bias != nullptr || !tiled || units > MOST_UNITS) {
         return cudaErrorInvalidValue;
     }
-    if (args->linear.encoding != DJINN_PLAIN) {
+    if (a.encoding != DJINN_PLAIN) {
         return djinn::expert_linear_encoded(*args, stream);
     }
-    const unsigned slots = args->linear.rows, k = args->linear.k;
+    const unsigned slots = a.rows, k = a.k;
     /* Few slots need no launch that gathers them. */
     const bool many = slots > djinn::MOST_ROWS || !djinn::stages(slots, k);
     const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= k;
-    if (many && fits && djinn::serves_hopper(k, args->linear.weight_dtype)) {
+    if (many && fits && djinn::serves_hopper(k, a.weight_dtype)) {
         return djinn::expert_linear_hopper(*args, stream);
     }
-    return djinn::linear_rows(*args, djinn::Plan{args->linear, groups}, stream);
+    return djinn::linear_rows(*args, djinn::Plan{a, units}, stream);
 }

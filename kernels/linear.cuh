@@ -12,6 +12,14 @@
 
 namespace djinn {
 
+/* Tiles of a weight of n rows. */
+__host__ __device__ __forceinline__ unsigned tiles_of(const djinn_linear_args &a) { return (a.n - 1) / a.tile_rows + 1; }
+
+/* Places in the order of experts' slots, from `first` to `end`. */
+struct Places {
+    uint32_t first, end;
+};
+
 /* Columns of a run, and the number of partial sums. */
 constexpr unsigned RUN = 64, PARTIALS = 4;
 
@@ -62,10 +70,12 @@ int linear_encoded(const djinn_linear_args &a, void *stream);
 
 /*
  * What computes products of any number of rounded rows of x over an encoded weight and decodes it meanwhile, where
- * serves_hopper() is true: `run`; whether that can add a product to out; and the cycles that it should take.
+ * serves_hopper() is true: `run`, and `run_experts` for slots that were gathered in the workspace; whether the former can add a
+ * product to out; and the cycles that it should take.
  */
 struct EncodedWide {
     int (*run)(const djinn_linear_args &a, void *stream);
+    int (*run_experts)(const djinn_expert_linear_args &a, Places places, void *stream);
     bool (*adds)(const djinn_linear_args &a);
     uint64_t (*cycles)(const djinn_linear_args &a);
 };
@@ -81,9 +91,13 @@ int expert_linear_encoded(const djinn_expert_linear_args &a, void *stream);
 /* Takes any number of slots, with the workspace. */
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream);
 
+/* Takes slots that were gathered in the workspace: for many of an expert. */
+int expert_linear_wide(const djinn_expert_linear_args &a, Places places, void *stream);
+
 /* Rows of x and of out, one after another. */
 struct InOrder {
     static constexpr bool ROUTED = false;
+    static constexpr unsigned tile = 0, first = 0;
     const djinn_linear_args &a;
 
     __device__ __forceinline__ unsigned count() const { return a.rows; }
@@ -91,12 +105,12 @@ struct InOrder {
     __device__ __forceinline__ unsigned out(unsigned i) const { return i; }
 };
 
-/* Rows of x and of out for some slots of an expert. */
+/* Rows of x and of out for some slots of an expert, whose first tile is `tile`. Gathered, x begins with row `first`. */
 struct Routed {
     static constexpr bool ROUTED = true;
     unsigned slot_count;
     const uint32_t *slots;
-    unsigned slots_per_row;
+    unsigned slots_per_row, tile, first;
 
     __device__ __forceinline__ unsigned count() const { return slot_count; }
     /* Past the last slot: the row of the last. */
@@ -104,11 +118,76 @@ struct Routed {
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots[i]; }
 };
 
-/* Up to `most` of the expert's slots from its `first` on, perhaps none. Waits for the previous kernel. */
-__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned first, unsigned most) {
+static_assert(DJINN_LINEAR_TILES <= 32, "an expert for each lane");
+
+/* Those of one expert: lane i has the i-th expert's, and lanes past the last expert none. The previous kernel is done. */
+struct ExpertPlaces {
+    unsigned first, end;
+
+    __device__ __forceinline__ ExpertPlaces(const djinn_expert_linear_args &a, const Places &all, unsigned lane)
+        : first(all.first), end(all.first) {
+        if (lane < a.chosen) {
+            const uint32_t *const starts = a.starts + a.ids[lane];
+            first = min(max(starts[0], all.first), all.end), end = max(first, min(starts[1], all.end));
+        }
+    }
+    __device__ __forceinline__ unsigned count() const { return end - first; }
+};
+
+/* The sum of the counts of the experts before the lane's. All lanes call it. */
+__device__ __forceinline__ unsigned sum_before(unsigned count, unsigned lane) {
+    unsigned past = count;
+#pragma unroll
+    for (unsigned step = 1; step < 32; step *= 2) {
+        const unsigned before = __shfl_up_sync(~0u, past, step);
+        past += lane >= step ? before : 0;
+    }
+    return past - count;
+}
+
+/*
+ * The slots of a unit: up to `most` successive places of one expert. Units of the experts' `places` follow one another; past
+ * the last there are no slots. All lanes call it. Waits for the previous kernel.
+ */
+__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned unit, unsigned most, Places places) {
     enter();
-    const unsigned from = a.starts[a.expert] + first, end = a.starts[a.expert + 1];
-    return {from < end ? min(end - from, most) : 0, a.order + from, a.slots_per_row};
+    const unsigned lane = threadIdx.x % 32;
+    const ExpertPlaces mine(a, places, lane);
+    const unsigned units = (mine.count() + most - 1) / most, before = sum_before(units, lane);
+    const unsigned owners = __ballot_sync(~0u, before <= unit && unit < before + units);
+    const unsigned expert = owners == 0 ? 0 : __ffs(owners) - 1, tile = expert * tiles_of(a.linear);
+    const unsigned at = __shfl_sync(~0u, mine.first + (unit - before) * most, expert), end = __shfl_sync(~0u, mine.end, expert);
+    return {owners == 0 ? 0 : min(end - at, most), a.order + at, a.slots_per_row, tile, at - places.first};
+}
+
+/* The most units that `slots` slots of some experts have. */
+inline unsigned units_of(unsigned experts, unsigned slots, unsigned most) {
+    const unsigned used = slots < experts ? slots : experts;
+    return used + (slots - used) / most;
+}
+
+/*
+ * How many of the `at_once` blocks of a device divide a weight, in shares of up to `most` rows. If a half or a quarter of them
+ * can do it in one wave, units of several experts run side by side: blocks with more rows hide more latency.
+ */
+inline unsigned blocks_of_unit(const djinn_expert_linear_args &a, unsigned at_once, unsigned most) {
+    const unsigned units = a.order == nullptr ? 1 : a.chosen < a.linear.rows ? a.chosen : a.linear.rows;
+    unsigned apart = 1;
+    while (apart < 4 && 2 * apart <= units && a.linear.n <= uint64_t(at_once / (2 * apart)) * most) {
+        apart *= 2;
+    }
+    return at_once / apart;
+}
+
+/* Calls `encode(tile, rows)` for each tile of some weights, each of n rows, such as experts'; false once it fails. */
+template <typename Encode> bool encode_tiles(const djinn_linear_args &a, unsigned weights, const Encode &encode) {
+    const unsigned tiles = tiles_of(a), last = a.n - (tiles - 1) * a.tile_rows;
+    for (unsigned tile = 0; tile < weights * tiles; ++tile) {
+        if (!encode(tile, tile % tiles + 1 < tiles ? a.tile_rows : last)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Rows of the weight that a block computes: `rows` from `first` on, which are those from `row` on of one tile. */
@@ -153,20 +232,22 @@ inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned mo
 
 /*
  * The share of a block; blocks past the last share get the last. A tile's last share ends with the tile. It may repeat rows
- * of the share before, with the same bits.
+ * of the share before, with the same bits. `skipped`: the tiles before the block's weight.
  */
-__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, size_t row_bytes) {
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, size_t row_bytes,
+                                          unsigned skipped = 0) {
     const unsigned each = (a.tile_rows + share - 1) / share;
     const unsigned tile = min(block / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
     const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
     const unsigned row = min((block - tile * each) * share, tile_rows - rows);
-    return {static_cast<const char *>(a.weights[tile]) + row * row_bytes, start + row, rows, tile, row};
+    const void *const weight = a.weights[tile + skipped];
+    return {static_cast<const char *>(weight) + row * row_bytes, start + row, rows, tile + skipped, row};
 }
 
 /* The same, for a plain weight. */
 template <typename T>
-__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block) {
-    return share_of(a, share, block, sizeof(T) * a.k);
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, unsigned skipped = 0) {
+    return share_of(a, share, block, sizeof(T) * a.k, skipped);
 }
 
 __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {

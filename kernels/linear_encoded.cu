@@ -133,6 +133,11 @@ static unsigned lossless_shared(bool streamed, const Division &division) {
     return streamed && division.blocks <= device.multiprocessors ? device.block_shared / 2 + 1024 : LEAST_SHARED;
 }
 
+static Division divide_lossless(const djinn_expert_linear_args &args) {
+    constexpr unsigned MOST = 16 * LOSSLESS_GROUPS;
+    return divide(args.linear, blocks_of_unit(args, all_devices()[current_device()].multiprocessors, MOST), MOST);
+}
+
 /* Lets the kernels use all shared memory of a block, which also loads their code; once in a context. */
 template <typename Format> cudaError_t allow_lossless() {
     static std::atomic<unsigned> allowed[MOST_DEVICES];
@@ -155,7 +160,7 @@ template <typename Format> cudaError_t allow_lossless() {
 }
 
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
-int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const Division &division, void *stream) {
+int launch_lossless(const djinn_expert_linear_args &args, const Batch &batch, const Division &division, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
     const djinn_linear_args &a = args.linear;
     const auto kernel = djinn_linear_lossless<Format, EACH, TILES, STREAMED>;
@@ -163,34 +168,43 @@ int launch_lossless(const djinn_expert_linear_args &args, unsigned rows, const D
         return code;
     }
     const LosslessBlock block = lossless_block(division.share, STREAMED);
+    const unsigned rows = batch.n;
     const unsigned beside = lossless_beside(block, rows, STREAMED ? 0 : rows * encoded_pitch(a.k));
     const unsigned shared = lossless_shared(STREAMED, division);
     const unsigned stage = lossless_stage(block) + (STREAMED ? PARTIALS * 8 * TILES * BLOCK_ROW : 0);
     const unsigned fit = (shared - beside) / stage, stages = fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES;
     Maps maps;
-    const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, BLOCK_ROW, division.share,
-                          CU_TENSOR_MAP_SWIZZLE_128B)) {
-            return cudaErrorInvalidValue;
-        }
-    }
-    if (STREAMED && !encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, 8 * TILES)) {
+    const auto encode = [&](unsigned tile, unsigned tile_rows) {
+        return encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, BLOCK_ROW, division.share,
+                            CU_TENSOR_MAP_SWIZZLE_128B);
+    };
+    if ((STREAMED && !encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES)) ||
+        !encode_tiles(a, batch.weights(), encode)) {
         return cudaErrorInvalidValue;
     }
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
-    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
+    const dim3 grid(blocks, batch.units(rows));
     const unsigned ahead = LOSSLESS_WINDOW / (3 * division.share * BLOCK_ROW);
-    const EncodedFrame frame{division.share, division.blocks, rows, stages, ahead > 1 ? ahead : 1};
+    const EncodedFrame frame{division.share, division.blocks, stages, ahead > 1 ? ahead : 1, rows, batch.places()};
     return launch(kernel, grid, block.groups * GROUP_THREADS + supplying(STREAMED), shared, stream, args, maps, frame);
+}
+
+/* By groups of `each` units, for up to MOST_ROWS rows at once. */
+template <typename Format, bool STREAMED>
+int launch_lossless_by(const djinn_expert_linear_args &args, const Batch &batch, const Division &division, unsigned each,
+                       void *stream) {
+    if (each == 1) {
+        return batch.n <= 8 ? launch_lossless<Format, 1, 1, STREAMED>(args, batch, division, stream)
+                            : launch_lossless<Format, 1, 2, STREAMED>(args, batch, division, stream);
+    }
+    return batch.n <= 8 ? launch_lossless<Format, 2, 1, STREAMED>(args, batch, division, stream)
+                        : launch_lossless<Format, 2, 2, STREAMED>(args, batch, division, stream);
 }
 
 /* Up to `most` rows of x at once, or as many as there is room for. */
 template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
     const djinn_linear_args &a = args.linear;
-    const unsigned at_once = all_devices()[current_device()].multiprocessors;
-    const Division division = divide(a, at_once, 16 * LOSSLESS_GROUPS);
+    const Division division = divide_lossless(args);
     const LosslessBlock block = lossless_block(division.share, false);
     const auto fits = [&](unsigned rows) {
         return lossless_beside(block, rows, rows * encoded_pitch(a.k)) + 2 * lossless_stage(block) <= LEAST_SHARED;
@@ -202,15 +216,12 @@ template <typename Format> int launch_lossless(const djinn_expert_linear_args &a
     if (clusters_at_once() == 0 || !fits(rows)) {
         return launch_encoded<Format>(args, most, stream);
     }
+    const unsigned experts = args.order == nullptr ? 0 : args.chosen;
     const auto run = [&](const djinn_expert_linear_args &part, unsigned rows) {
-        if (block.each == 1) {
-            return rows <= 8 ? launch_lossless<Format, 1, 1, false>(part, rows, division, stream)
-                             : launch_lossless<Format, 1, 2, false>(part, rows, division, stream);
-        }
-        return rows <= 8 ? launch_lossless<Format, 2, 1, false>(part, rows, division, stream)
-                         : launch_lossless<Format, 2, 2, false>(part, rows, division, stream);
+        const Batch batch{nullptr, part.linear.rows, rows, experts};
+        return launch_lossless_by<Format, false>(part, batch, division, block.each, stream);
     };
-    if (args.order != nullptr) {
+    if (experts > 0) {
         return run(args, rows);
     }
     int code = cudaSuccess;
@@ -227,23 +238,18 @@ template <typename Format> int launch_lossless(const djinn_expert_linear_args &a
 /* The most rows of x that are streamed with the weight. */
 constexpr unsigned MOST_STREAMED = 16;
 
-/* For x given rounded, up to `batch.n` rows at once. Few rows in order are streamed with the weight. */
+/* For x given rounded, up to `batch.n` rows at once. Few rows are streamed with the weight. */
 template <typename Format, typename Tiles>
 int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     const djinn_linear_args &a = args.linear;
-    if (args.order != nullptr || a.rows > MOST_STREAMED) {
+    if (batch.n > MOST_STREAMED) {
         const Division division = divide_tiles(a);
-        return args.order == nullptr && serves_tiles(a, division)
+        return batch.experts == 0 && serves_tiles(a, division)
                    ? launch_lossless_tiles<typename Format::Type>(a, division, stream)
                    : launch_tiles_of<Tiles>(args, batch, stream);
     }
-    const Division division = divide(a, all_devices()[current_device()].multiprocessors, 16 * LOSSLESS_GROUPS);
-    if (lossless_block(division.share, true).each == 1) {
-        return a.rows <= 8 ? launch_lossless<Format, 1, 1, true>(args, a.rows, division, stream)
-                           : launch_lossless<Format, 1, 2, true>(args, a.rows, division, stream);
-    }
-    return a.rows <= 8 ? launch_lossless<Format, 2, 1, true>(args, a.rows, division, stream)
-                       : launch_lossless<Format, 2, 2, true>(args, a.rows, division, stream);
+    const Division division = divide_lossless(args);
+    return launch_lossless_by<Format, true>(args, batch, division, lossless_block(division.share, true).each, stream);
 }
 
 template <typename T>
@@ -280,7 +286,7 @@ int linear_encoded(const djinn_linear_args &a, void *stream) {
     djinn_expert_linear_args part = {};
     part.linear = a;
     if (a.rounded != nullptr && clusters_at_once() > 0) {
-        return kernels.many(part, {a.rounded, a.rows, columns_of(a.rows), 0}, stream);
+        return kernels.many(part, {a.rounded, a.rows, plain_columns(a.rows)}, stream);
     }
     const unsigned most = kernels.rows(a.k);
     for (unsigned row = 0; row < a.rows; row += most) {
@@ -305,8 +311,13 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
     const unsigned room = all_devices()[current_device()].block_shared;
     const bool few = a.rows <= FEW_ENCODED && MOST_RING + a.rows * encoded_pitch(a.k) <= room;
     if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
-        return by_batches(args, MOST_GROUP, stream,
-                          [&](const Batch &batch) { return kernels.many(args, batch, stream); });
+        const EncodedWide *const wide = encoded_wide(a.encoding, a.weight_dtype);
+        /* Long rows, of which a weight has few: in linear_tiles.cuh, smaller units side by side take less time. As measured. */
+        const bool has_few = ceil_div(a.n, TILE_ROWS) < unsigned(all_devices()[current_device()].multiprocessors);
+        const bool meanwhile = wide != nullptr && a.rows / args.experts >= (has_few ? 1 : 2) * MOST_GROUP;
+        return by_batches(args, has_few ? MOST_GROUP / 2 : MOST_GROUP, stream, [&](const Batch &batch) {
+            return meanwhile ? wide->run_experts(args, batch.places(), stream) : kernels.many(args, batch, stream);
+        });
     }
     return kernels.few(args, kernels.rows(a.k), stream);
 }

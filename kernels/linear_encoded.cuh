@@ -1,6 +1,6 @@
 /*
  * linear and expert_linear over encoded weights, for up to 16 rows, on all cards. The bits are those of the product over
- * decoded rows. For more rows, and for experts with a workspace, on Hopper: linear_tiles.cuh.
+ * decoded rows. For more rows on Hopper: linear_tiles.cuh.
  *
  * 16 rows of the weight are the wide operand of the tensor cores; x, in shared memory, is the narrow one, as in
  * linear_hopper.cuh. A group is PARTIALS warps, one for each partial sum, which share EACH units of 8 rows. They copy some
@@ -35,11 +35,12 @@ constexpr unsigned MOST_COPIED = 8, MOST_BOX = 512;
 __host__ __device__ inline unsigned encoded_pitch(unsigned k) { return k * 2 + 64; }
 
 /*
- * The weight's rows of a share, the number of shares, rows of x in an expert's block, and stages of a ring. `ahead` (of
- * linear_lossless.cuh): how many of these are copied at once while the ring is first filled.
+ * The weight's rows of a share, the number of shares, stages of a ring, and the most slots of an expert's block, with their
+ * places. `ahead` (of linear_lossless.cuh): how many stages are copied at once while the ring is first filled.
  */
 struct EncodedFrame {
-    uint32_t share, shares, most, stages, ahead;
+    uint32_t share, shares, stages, ahead, most;
+    Places places;
 };
 
 __device__ __forceinline__ void wait_copies_but(unsigned most) {
@@ -191,9 +192,9 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         }
     }
 
-    /* Copies x for all of the block's stages, of which a share has `stages`; by one lane. */
-    static __device__ __forceinline__ void supply_x(const Maps &maps, XBarriers &barriers, unsigned ring, unsigned stages,
-                                                    unsigned all) {
+    /* Copies x from `row` on for all of the block's stages, of which a share has `stages`; by one lane. */
+    static __device__ __forceinline__ void supply_x(const Maps &maps, XBarriers &barriers, unsigned ring, unsigned row,
+                                                    unsigned stages, unsigned all) {
         admit_bulk_copies();
         Place place;
         for (unsigned copied = 0, stage = 0; copied < all; ++copied) {
@@ -203,7 +204,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
             const unsigned ready = shared_address(&barriers.ready[place.slot]);
             Barrier::arrive_expecting_at(ready, X_STAGE);
             /* Zeros are copied past the last column. */
-            copy_blocks_to(ring + place.slot * X_STAGE, maps.x, stage * SEGMENTS * PARTIALS, ready);
+            copy_blocks_to(ring + place.slot * X_STAGE, maps.x, row, stage * SEGMENTS * PARTIALS, ready);
             stage = stage + 1 == stages ? 0 : stage + 1;
             place.advance(X_STAGES);
         }
@@ -214,7 +215,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         const djinn_linear_args &a;
         const EncodedFrame &f;
         const Maps &maps;
-        unsigned segments, first, thread;
+        unsigned skipped, segments, first, thread;
         /* Stages left, the current share, and the next segment in it. */
         unsigned left, index = blockIdx.x, segment = 0;
         /* The share's tile, the group's first row in it, and the thread's row. */
@@ -223,15 +224,15 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
 
         static constexpr unsigned ROW_THREADS = GROUP_THREADS / ROWS;
 
-        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
+        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps, unsigned skipped,
                                           unsigned segments, unsigned first, unsigned thread, unsigned left)
-            : a(a), f(f), maps(maps), segments(segments), first(first), thread(thread), left(left) {
+            : a(a), f(f), maps(maps), skipped(skipped), segments(segments), first(first), thread(thread), left(left) {
             seek();
         }
 
         /* Rows past the share's end are other rows of the tile; past the tile's end, zeros or repetitions. */
         __device__ __forceinline__ void seek() {
-            const Share share = share_of(a, f.share, index, a.row_bytes);
+            const Share share = share_of(a, f.share, index, a.row_bytes, skipped);
             if constexpr (BULK) {
                 tile = share.tile, tile_row = share.row + first;
             } else {
@@ -319,7 +320,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                 __syncthreads();
                 await_previous();
                 if (lane == 0) {
-                    supply_x(maps, x_barriers, x_ring, stages, all_stages());
+                    supply_x(maps, x_barriers, x_ring, rows.first, stages, all_stages());
                 }
                 return;
             }
@@ -336,14 +337,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         /* Groups copy by different warps, which spreads the copies over the multiprocessor's schedulers. */
         const bool copies_next = BULK ? part == group % PARTIALS && lane == 0 : true;
         unsigned left = all_stages();
-        Copies copies(a, f, maps, segments, first, thread, copies_next ? left : 0);
+        Copies copies(a, f, maps, rows.tile, segments, first, thread, copies_next ? left : 0);
         if (copies_next) {
 #pragma unroll 1
             for (unsigned i = 0; i + 1 < f.stages; ++i) {
                 copies.fetch(ring + i * STAGE);
             }
         }
-        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
         typename Format::template Rows<EACH> of;
         of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
@@ -455,7 +456,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
             const Share done = share;
             const bool is_last = index + gridDim.x >= f.shares;
             if (!is_last) {
-                share = share_of(a, f.share, index + gridDim.x, a.row_bytes);
+                share = share_of(a, f.share, index + gridDim.x, a.row_bytes, rows.tile);
                 of.expect(a, share, first + row, quad);
             }
             finish(a, rows, done, sums, reinterpret_cast<float *>(shared_at(end)), first, part,
@@ -496,22 +497,23 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
     }
 };
 
-/* Rows are in order if `order` is null; else a block takes up to `most` slots. */
+/* Rows are in order if `order` is null; else a block takes a unit of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS + EncodedLanes<Format, EACH, TILES, STREAMED>::SUPPLYING)
     djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                          const __grid_constant__ EncodedFrame f) {
-    SomeRows rows = {a.linear.rows, nullptr, 1};
+    SomeRows rows(a.linear);
     if (a.order == nullptr) {
         release_next();
     } else {
-        const Routed slots = slots_of(a, blockIdx.y * f.most, f.most);
-        rows = {slots.slot_count, slots.slots, slots.slots_per_row};
+        rows = slots_of(a, blockIdx.y, f.most, f.places);
     }
-    if constexpr (STREAMED) {
-        DJINN_ON_HOPPER((EncodedLanes<Format, EACH, TILES, true>::run(a.linear, rows, f, maps)));
-    } else if (rows.count() > 0) {
-        EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f, maps);
+    if (rows.count() > 0) {
+        if constexpr (STREAMED) {
+            DJINN_ON_HOPPER((EncodedLanes<Format, EACH, TILES, true>::run(a.linear, rows, f, maps)));
+        } else {
+            EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f, maps);
+        }
     }
 }
 

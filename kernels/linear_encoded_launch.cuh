@@ -35,12 +35,12 @@ template <typename Format> unsigned encoded_rows(unsigned k) {
     return groups_beside<Format>(1, k) > 0 ? MOST_ROWS : 0;
 }
 
-/* Takes up to `rows` rows at once, in order or from the expert's slots. */
+/* Takes up to `rows` rows at once, in order or from an expert's slots. */
 template <typename Format> int launch_encoded_rows(const djinn_expert_linear_args &args, unsigned rows, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
     const djinn_linear_args &a = args.linear;
     const unsigned staged = rows * encoded_pitch(a.k), groups = groups_beside<Format>(rows, a.k);
-    const Division division = divide(a, device.multiprocessors, 16 * groups);
+    const Division division = divide(a, blocks_of_unit(args, device.multiprocessors, 16 * groups), 16 * groups);
     const unsigned units = ceil_div(division.share, 8);
     const unsigned each = units <= groups ? units_of_group<Format>(units) : 2;
     void (*kernel)(djinn_expert_linear_args, Maps, EncodedFrame) = djinn_linear_encoded<Format, 2, 2, false>;
@@ -74,16 +74,17 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     /* One block for each multiprocessor: no second one fits beside it. */
     const unsigned alone = device.block_shared / 2 + 1024, shared = bytes(stages) < alone ? alone : bytes(stages);
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
-    const dim3 grid(blocks, args.order == nullptr ? 1 : ceil_div(a.rows, rows));
-    const EncodedFrame frame{division.share, division.blocks, rows, stages, 0};
+    const unsigned experts = args.order == nullptr ? 0 : args.chosen;
+    const dim3 grid(blocks, experts == 0 ? 1 : units_of(experts, a.rows, rows));
+    const EncodedFrame frame{division.share, division.blocks, stages, 0, rows, {0, a.rows}};
     Maps maps = {};
     if (device.overlaps) {
-        const unsigned tiles = ceil_div(a.n, a.tile_rows), box_rows = 8 * each, pitch = EncodedLanes<Format, 2, 2>::PITCH;
-        for (unsigned tile = 0; tile < tiles; ++tile) {
-            const unsigned tile_rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-            if (!encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, pitch, box_rows)) {
-                return cudaErrorInvalidValue;
-            }
+        const auto encode = [&](unsigned tile, unsigned tile_rows) {
+            constexpr unsigned PITCH = EncodedLanes<Format, 2, 2>::PITCH;
+            return encode_bytes(maps.weights[tile], a.weights[tile], tile_rows, a.row_bytes, PITCH, 8 * each);
+        };
+        if (!encode_tiles(a, experts == 0 ? 1 : experts, encode)) {
+            return cudaErrorInvalidValue;
         }
     }
     return launch(kernel, grid, GROUP_THREADS * used, shared, stream, args, maps, frame);
@@ -125,9 +126,10 @@ template <typename Format> int launch_encoded(const djinn_expert_linear_args &ar
 /* What blocks that stream x lose to the alignment of their rings. */
 constexpr unsigned STREAMING_ALIGN = 128 + BLOCK_ALIGN;
 
-/* Up to MOST_ROWS rows of x, in order and given rounded, which are streamed. */
+/* Up to MOST_ROWS rows of x at once, given rounded, which are streamed. */
 template <typename Format, unsigned EACH, unsigned TILES>
-int launch_streamed(const djinn_linear_args &a, const Division &division, void *stream) {
+int launch_streamed(const djinn_expert_linear_args &args, const Batch &batch, const Division &division, void *stream) {
+    const djinn_linear_args &a = args.linear;
     using Kernel = EncodedLanes<Format, EACH, TILES, true>;
     const DeviceFacts &device = all_devices()[current_device()];
     const auto kernel = djinn_linear_encoded<Format, EACH, TILES, true>;
@@ -139,20 +141,17 @@ int launch_streamed(const djinn_linear_args &a, const Division &division, void *
     const unsigned fit = (MOST_SHARED - beside) / (groups * Kernel::STAGE), stages = fit < MOST_COPIED ? fit : MOST_COPIED;
     const unsigned used = beside + groups * stages * Kernel::STAGE, alone = device.block_shared / 2 + 1024;
     Maps maps;
-    bool encoded = encode_blocks(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, 8 * TILES, Kernel::SEGMENTS * PARTIALS);
-    const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        encoded = encoded && encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
-    }
-    if (!encoded) {
+    const auto encode = [&](unsigned tile, unsigned rows) {
+        return encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
+    };
+    if (!encode_blocks(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES, Kernel::SEGMENTS * PARTIALS) ||
+        !encode_tiles(a, batch.weights(), encode)) {
         return cudaErrorInvalidValue;
     }
-    const djinn_expert_linear_args args{a};
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
-    const EncodedFrame frame{division.share, division.blocks, a.rows, stages, 0};
+    const EncodedFrame frame{division.share, division.blocks, stages, 0, 8 * TILES, batch.places()};
     const unsigned threads = GROUP_THREADS * groups + Kernel::SUPPLYING, shared = used < alone ? alone : used;
-    return launch(kernel, dim3(blocks), threads, shared, stream, args, maps, frame);
+    return launch(kernel, dim3(blocks, batch.units(8 * TILES)), threads, shared, stream, args, maps, frame);
 }
 
 /* The most groups for which a ring of the least stages fits beside x. */
@@ -164,20 +163,22 @@ template <typename Format, unsigned EACH, unsigned TILES> constexpr unsigned str
     return FIT < MOST_GROUPS ? FIT : MOST_GROUPS;
 }
 
-template <typename Format, unsigned TILES> int launch_streamed(const djinn_linear_args &a, void *stream) {
-    const unsigned at_once = all_devices()[current_device()].multiprocessors;
-    const Division division = divide(a, at_once, 16 * streaming_groups<Format, 2, TILES>());
+template <typename Format, unsigned TILES>
+int launch_streamed(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    constexpr unsigned MOST = 16 * streaming_groups<Format, 2, TILES>();
+    const unsigned at_once = blocks_of_unit(args, all_devices()[current_device()].multiprocessors, MOST);
+    const Division division = divide(args.linear, at_once, MOST);
     return division.share <= 8 * streaming_groups<Format, 1, TILES>()
-               ? launch_streamed<Format, 1, TILES>(a, division, stream)
-               : launch_streamed<Format, 2, TILES>(a, division, stream);
+               ? launch_streamed<Format, 1, TILES>(args, batch, division, stream)
+               : launch_streamed<Format, 2, TILES>(args, batch, division, stream);
 }
 
-/* Up to MOST_GROUP rows, given rounded. Few rows in order are streamed with common formats. */
+/* Up to MOST_GROUP rows at once, given rounded. Few rows are streamed with common formats. */
 template <typename Few, typename Many>
 int launch_rounded_rows(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     if constexpr (Few::IS_COMMON) {
-        if (const djinn_linear_args &a = args.linear; args.order == nullptr && a.rows <= MOST_ROWS) {
-            return a.rows <= 8 ? launch_streamed<Few, 1>(a, stream) : launch_streamed<Few, 2>(a, stream);
+        if (batch.n <= MOST_ROWS) {
+            return batch.n <= 8 ? launch_streamed<Few, 1>(args, batch, stream) : launch_streamed<Few, 2>(args, batch, stream);
         }
     }
     return launch_tiles_of<Many>(args, batch, stream);

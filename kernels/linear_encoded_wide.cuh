@@ -45,11 +45,11 @@ template <typename Format, unsigned N> struct Decoding {
     static_assert(ROWS % 16 == 0 && BYTES % BLOCK_ALIGN == 0);
 };
 
-template <typename Format, unsigned N, bool GATED>
-struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decoding<Format, N>::BYTES> {
+template <typename Format, unsigned N, bool GATED, typename Pairs = WideFrame>
+struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decoding<Format, N>::BYTES, Pairs> {
     using Encoded = Decoding<Format, N>;
     using Rows = typename Encoded::Rows;
-    using Wide = WideTiles<typename Format::Type, N, true, GATED, Encoded::BYTES>;
+    using Wide = WideTiles<typename Format::Type, N, true, GATED, Encoded::BYTES, Pairs>;
     using typename Wide::Slot, typename Wide::Tile;
     using Wide::a, Wide::f, Wide::rank, Wide::ring, Wide::step;
     using Wide::STAGE, Wide::STAGES, Wide::X_BYTES;
@@ -88,7 +88,8 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
 
     /* Where a row of a tile is stored. Past the end of its piece: the last one. */
     __device__ __forceinline__ const char *row_at(const Tile &tile, unsigned row) const {
-        const unsigned rows = GATED ? a.tile_rows : min(a.tile_rows, a.n - tile.piece * a.tile_rows);
+        const unsigned before = (Wide::ROUTED ? tile.piece % tiles_of(a) : tile.piece) * a.tile_rows;
+        const unsigned rows = GATED ? a.tile_rows : min(a.tile_rows, a.n - before);
         return static_cast<const char *>(a.weights[tile.piece]) + size_t(min(tile.row_of_piece + row, rows - 1)) * a.row_bytes;
     }
 
@@ -96,8 +97,10 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
      * Copies a run of x to a stage that also gets the other block's half of the weight. Boxes past the end of x are left out:
      * filling them with zeros takes TMA longer than copying.
      */
-    __device__ __forceinline__ void copy_x(char *to, const CUtensorMap &x, unsigned run, unsigned row, Barrier &ready) const {
-        const unsigned boxes = row >= a.rows ? 0 : min((a.rows - row + X_BOX - 1) / X_BOX, WIDE_ROWS / X_BOX);
+    __device__ __forceinline__ void copy_x(char *to, const CUtensorMap &x, unsigned run, const Tile &tile,
+                                           Barrier &ready) const {
+        const unsigned row = tile.row;
+        const unsigned boxes = row >= tile.end ? 0 : min((tile.end - row + X_BOX - 1) / X_BOX, WIDE_ROWS / X_BOX);
         ready.arrive_expecting((boxes * X_BOX + N / SHARING) * BLOCK_ROW);
         for (unsigned box = 0; box < boxes; ++box) {
             copy_box(to + box * X_BOX * BLOCK_ROW, x, run * RUN, row + box * X_BOX, ready);
@@ -160,7 +163,7 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
             const auto loaded = rows.load(from, at.run);
             barriers.free[slot.at].wait(slot.parity ^ 1);
             if (member == 0 && lane == 0) {
-                copy_x(ring + slot.at * STAGE, maps.x, at.run, tile.row, ready);
+                copy_x(ring + slot.at * STAGE, maps.x, at.run, tile, ready);
             }
             rows.decode(part + slot.at * STAGE, loaded, from, a, at.run, stored_at);
             /* Ends the reads of the encoded stage as well. */
@@ -192,7 +195,7 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
     }
 
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const EncodedWideMaps<Format> &maps,
-                                               const WideFrame &f) {
+                                               const Pairs &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = cluster_rank();
@@ -238,6 +241,19 @@ __global__ void __launch_bounds__(djinn::Decoding<Format, N>::THREADS, 1)
     DJINN_ON_HOPPER(djinn::EncodedWideTiles<Format, N, GATED>::run(a, maps, f));
 }
 
+/* For experts: the slots of `f.places`, whose rows of x were gathered. */
+template <typename Format, unsigned N>
+__global__ void __launch_bounds__(djinn::Decoding<Format, N>::THREADS, 1)
+    djinn_expert_linear_encoded_wide(const __grid_constant__ djinn_expert_linear_args a,
+                                     const __grid_constant__ djinn::EncodedWideMaps<Format> maps,
+                                     const __grid_constant__ djinn::RoutedFrame f) {
+    using Tiles = djinn::EncodedWideTiles<Format, N, false, djinn::RoutedPairs>;
+    __shared__ djinn::RoutedPairs pairs;
+    if (pairs.find(a, f, Tiles::GROUPS_OF_PAIR * djinn::WIDE_ROWS, Tiles::first_pair())) {
+        DJINN_ON_HOPPER(Tiles::run(a.linear, maps, pairs));
+    }
+}
+
 namespace djinn {
 
 /* A kernel, and the threads of its blocks. */
@@ -277,13 +293,11 @@ template <typename Format> int linear_encoded_wide(const djinn_linear_args &args
     }
     WideFrame frame = wide_frame(a, choice);
     EncodedWideMaps<Format> maps;
-    const unsigned tiles = ceil_div(args.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, X_BOX);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : args.n - tile * a.tile_rows;
-        encoded = encoded && maps.weights[tile].encode(a.weights[tile], rows, a.row_bytes, choice.box);
-    }
-    if (!encoded) {
+    const auto encode = [&](unsigned tile, unsigned rows) {
+        return maps.weights[tile].encode(a.weights[tile], rows, a.row_bytes, choice.box);
+    };
+    if (!encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, X_BOX) ||
+        !encode_tiles(a, a.gated_rounded != nullptr ? 2 : 1, encode)) {
         return cudaErrorInvalidValue;
     }
     frame.bulk = is_whole(a, choice.width) && encode_out(maps.out, a, choice.width);
@@ -292,6 +306,29 @@ template <typename Format> int linear_encoded_wide(const djinn_linear_args &args
     }
     const unsigned clusters = wide_clusters(), used = frame.pairs < clusters ? frame.pairs : clusters;
     return launch_clusters(SHARING, choice.kernel, dim3(used * SHARING), choice.threads, MOST_SHARED, stream, a, maps, frame);
+}
+
+/* Experts' tiles have 128 rows of the weight: with more, some cards would have too few tiles of a small weight. */
+template <typename Format> int expert_linear_encoded_wide(const djinn_expert_linear_args &args, Places places, void *stream) {
+    constexpr unsigned N = 128;
+    const djinn_linear_args &a = args.linear;
+    const auto kernel = djinn_expert_linear_encoded_wide<Format, N>;
+    static Allowed allowed;
+    const cudaError_t code = allow_once(allowed, a.weight_dtype, [&] { return allow_shared(kernel, MOST_SHARED); });
+    if (code != cudaSuccess) {
+        return code;
+    }
+    EncodedWideMaps<Format> maps = {};
+    const auto encode = [&](unsigned tile, unsigned rows) {
+        return maps.weights[tile].encode(a.weights[tile], rows, a.row_bytes, Decoding<Format, N>::ROWS);
+    };
+    const unsigned rows = places.end - places.first;
+    if (!encode_map(maps.x, args.workspace, a.weight_dtype, rows, a.k, X_BOX) || !encode_tiles(a, args.chosen, encode)) {
+        return cudaErrorInvalidValue;
+    }
+    const RoutedFrame frame{shares_of(a, N), places};
+    const dim3 grid(SHARING * routed_clusters(args, frame, SHARING * WIDE_ROWS));
+    return launch_clusters(SHARING, kernel, grid, Decoding<Format, N>::THREADS, MOST_SHARED, stream, args, maps, frame);
 }
 
 template <typename Format> bool encoded_wide_adds(const djinn_linear_args &a) {
@@ -305,7 +342,8 @@ template <typename Format> uint64_t encoded_wide_cycles(const djinn_linear_args 
 }
 
 template <typename Format>
-constexpr EncodedWide ENCODED_WIDE = {linear_encoded_wide<Format>, encoded_wide_adds<Format>, encoded_wide_cycles<Format>};
+constexpr EncodedWide ENCODED_WIDE = {linear_encoded_wide<Format>, expert_linear_encoded_wide<Format>,
+                                      encoded_wide_adds<Format>, encoded_wide_cycles<Format>};
 
 } // namespace djinn
 

@@ -5,9 +5,10 @@
  * Shapes: rounded, weight's type [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
- * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the expert's slots, one
- * block a slot; then, as above, y over groups of up to 128 slots. Of the blocks of both, those past the expert's slots
- * end at once; since the previous kernel may have found the slots, none reads weights before it is done.
+ * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the experts' slots, one block a
+ * slot; then, as above, y over units of up to 64 slots of an expert. Blocks of units past the last end at once; since the
+ * previous kernel may have found the slots, none reads weights before it is done. Where experts have more slots than 32 on
+ * average, linear_wide.cu takes the gathered rows.
  * Shapes: as in linear.cu.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
@@ -29,12 +30,14 @@ namespace djinn {
 
 constexpr unsigned GATHER_THREADS = 256;
 
-/* Rows of x for which a kernel of rows in order exists. Few rows are few columns of WGMMA, and leave room for stages. */
-constexpr unsigned columns_in_order(unsigned rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : columns_of(rows); }
-
-/* Rounds a row of x to the block's place in the workspace. */
-template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned row) {
-    const unsigned k = a.linear.k;
+/* Rounds the row of x of the slot at a place, if it is one of the experts', to the block's row of the workspace. */
+template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned place) {
+    enter();
+    const unsigned lane = threadIdx.x % 32, row = a.order[place] / a.slots_per_row, k = a.linear.k;
+    const uint32_t *const starts = a.starts + a.ids[lane < a.chosen ? lane : 0];
+    if (!__any_sync(~0u, starts[0] <= place && place < starts[1])) {
+        return;
+    }
     const float4 *x = reinterpret_cast<const float4 *>(a.linear.x + size_t(row) * k);
     uint2 *to = reinterpret_cast<uint2 *>(static_cast<T *>(a.workspace) + size_t(blockIdx.x) * k);
 #pragma unroll 4
@@ -59,18 +62,15 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
         djinn_expert_linear_hopper_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             const __grid_constant__ djinn::Maps maps,                        \
                                             const __grid_constant__ djinn::Frame f) {                        \
-        const djinn::Routed rows = djinn::slots_of(a, f.first + blockIdx.y * N, N);                          \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, N, f.places);                              \
         if (rows.count() > 0) {                                                                              \
             DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, djinn::Routed>::run(a.linear, rows, maps, f));        \
         }                                                                                                    \
     }                                                                                                        \
-    /* Gathers the rows of x of the expert's slots from `first` on, rounded, one a block: [gridDim.x, k]. */ \
+    /* Gathers the rows of x of slots from place `first` on, rounded, one a block: [gridDim.x, k]. */         \
     __global__ void __launch_bounds__(djinn::GATHER_THREADS)                                                 \
         djinn_gather_##suffix(const __grid_constant__ djinn_expert_linear_args a, unsigned first) {          \
-        const djinn::Routed rows = djinn::slots_of(a, first + blockIdx.x, 1);                                \
-        if (rows.count() > 0) {                                                                              \
-            djinn::gather<T>(a, rows.in(0));                                                                 \
-        }                                                                                                    \
+        djinn::gather<T>(a, first + blockIdx.x);                                                             \
     }
 DJINN_HOPPER(f16, djinn::f16)
 DJINN_HOPPER(bf16, djinn::bf16)
@@ -100,14 +100,15 @@ template <typename Args, typename T, unsigned N> PlainChoice<Args, T> choose_til
 
 template <typename Args, typename T> PlainChoice<Args, T> choose_hopper(unsigned n, unsigned tiles) {
     if constexpr (std::is_same_v<Args, djinn_linear_args>) {
-        if (n <= 16) {
-            return n <= 8 ? choose_tiles<Args, T, 8>(tiles) : choose_tiles<Args, T, 16>(tiles);
+        if (n == MOST_GROUP) {
+            return choose_tiles<Args, T, MOST_GROUP>(tiles);
         }
     }
     switch (n) {
+    case 8: return choose_tiles<Args, T, 8>(tiles);
+    case 16: return choose_tiles<Args, T, 16>(tiles);
     case 32: return choose_tiles<Args, T, 32>(tiles);
-    case 64: return choose_tiles<Args, T, 64>(tiles);
-    default: return choose_tiles<Args, T, 128>(tiles);
+    default: return choose_tiles<Args, T, 64>(tiles);
     }
 }
 
@@ -155,11 +156,11 @@ template <typename T, unsigned N> int launch_gated_by(const djinn_linear_args &a
     const djinn_linear_args gate = gate_of(a);
     const unsigned at_once = clusters_at_once(), most = MOST_TILES / 2 * TILE_ROWS;
     const unsigned share = ceil_div(gate.n, at_once * ceil_div(gate.n, at_once * most));
-    return launch_hopper(chosen, gate, gate, {a.rounded, a.rows, N, 0}, share, stream);
+    return launch_hopper(chosen, gate, gate, Batch{a.rounded, a.rows, N}, share, stream);
 }
 
 template <typename T> int launch_gated(const djinn_linear_args &a, void *stream) {
-    switch (columns_in_order(a.rows)) {
+    switch (plain_columns(a.rows)) {
     case 8: return launch_gated_by<T, 8>(a, stream);
     case 16: return launch_gated_by<T, 16>(a, stream);
     case 32: return launch_gated_by<T, 32>(a, stream);
@@ -178,16 +179,18 @@ int linear_hopper(const djinn_linear_args &a, void *stream) {
     if (a.gated_rounded != nullptr) {
         return a.weight_dtype == DJINN_F16 ? launch_gated<f16>(a, stream) : launch_gated<bf16>(a, stream);
     }
-    return launch_plain(a, a, {a.rounded, a.rows, columns_in_order(a.rows), 0}, stream);
+    return launch_plain(a, a, Batch{a.rounded, a.rows, plain_columns(a.rows)}, stream);
 }
 
-int gather_slots(const djinn_expert_linear_args &args, unsigned rows, unsigned first, void *stream) {
+int gather_slots(const djinn_expert_linear_args &args, Places places, void *stream) {
     const auto gather = args.linear.weight_dtype == DJINN_F16 ? djinn_gather_f16 : djinn_gather_bf16;
-    return launch(gather, rows, GATHER_THREADS, 0, stream, args, first);
+    return launch(gather, places.end - places.first, GATHER_THREADS, 0, stream, args, places.first);
 }
 
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
-    return by_batches(a, MOST_GROUP, stream, [&](const Batch &batch) { return launch_plain(a, a.linear, batch, stream); });
+    return by_batches(a, MOST_GROUP, stream, [&](const Batch &batch) {
+        return batch.n == MOST_GROUP ? expert_linear_wide(a, batch.places(), stream) : launch_plain(a, a.linear, batch, stream);
+    });
 }
 
 } // namespace djinn

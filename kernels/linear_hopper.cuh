@@ -28,9 +28,10 @@ struct Maps {
     CUtensorMap x;
 };
 
-/* The weight's rows of a share, the number of shares, stages of a block's ring, and the first of the expert's slots. */
+/* The weight's rows of a share, the number of shares, stages of a block's ring, and the places of gathered slots. */
 struct Frame {
-    uint32_t share, shares, stages, first;
+    uint32_t share, shares, stages;
+    Places places;
 };
 
 constexpr unsigned MOST_TILES = 4;
@@ -184,14 +185,14 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
             admit_bulk_copies();
             each_run([&](const Share &, unsigned run, unsigned) {
                 barriers.x_ready[slot].arrive_expecting(X_BYTES);
-                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, run * RUN, blockIdx.y * N, barriers.x_ready[slot]);
+                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, run * RUN, rows.first, barriers.x_ready[slot]);
             });
         }
         __syncwarp();
     }
 
     __device__ __forceinline__ Share share_at(unsigned index) const {
-        return share_of(a, f.share, index, Weight::row_bytes(a));
+        return share_of(a, f.share, index, Weight::row_bytes(a), rows.tile);
     }
 
     __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
@@ -373,6 +374,9 @@ template <typename Weight, typename Args> struct HopperChoice {
 /* Rows of x for which every kind of kernel exists. */
 constexpr unsigned columns_of(unsigned rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : MOST_GROUP; }
 
+/* Those for which plain weights have a kernel. Few rows are few columns of WGMMA, and leave room for stages. */
+constexpr unsigned plain_columns(unsigned rows) { return rows <= 8 ? 8 : rows <= 16 ? 16 : columns_of(rows); }
+
 /*
  * The weight's rows of a share, for the fewest waves of products of 64 rows, overhead of a wave included. Shares end with
  * their tile, so waves are counted by shares.
@@ -389,10 +393,17 @@ inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsig
     return best;
 }
 
-/* Rows of x of a launch, which multiplies `n` at once, and the expert's slot that they begin with. */
+/*
+ * Rounded rows of x of a launch, of which a block takes up to `n`: in order, if there are no experts; or gathered, those of
+ * the experts' slots from place `first` on.
+ */
 struct Batch {
     const void *rounded;
-    unsigned rows, n, first;
+    unsigned rows, n, experts = 0, first = 0;
+
+    Places places() const { return {first, first + rows}; }
+    unsigned weights() const { return experts == 0 ? 1 : experts; }
+    unsigned units(unsigned most) const { return experts == 0 ? 1 : units_of(experts, rows, most); }
 };
 
 template <typename Weight, typename Args>
@@ -401,16 +412,12 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     const unsigned n = batch.n, bytes = Weight::bytes(share) + n * BLOCK_ROW;
     const unsigned beside = BLOCK_ALIGN + chosen.handed_bytes + Weight::past(share, chosen.tiles, n);
     const unsigned fit = (MOST_SHARED - beside) / bytes;
-    const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.first};
+    const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.places()};
     const unsigned used = beside + frame.stages * bytes, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
     Maps maps;
-    const unsigned tiles = (Weight::GATED ? 2 : 1) * ceil_div(a.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = Weight::GATED || tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        encoded = encoded && Weight::encode(maps, a, tile, rows, share);
-    }
-    if (!encoded) {
+    const auto encode = [&](unsigned tile, unsigned rows) { return Weight::encode(maps, a, tile, rows, share); };
+    if (!encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n) ||
+        !encode_tiles(a, Weight::GATED ? 2 : batch.weights(), encode)) {
         return cudaErrorInvalidValue;
     }
     const cudaError_t code = allow_shared(chosen.kernel, MOST_SHARED);
@@ -418,29 +425,32 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
         return code;
     }
     const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
-    const dim3 grid(clusters * PARTIALS, ceil_div(batch.rows, n));
+    const dim3 grid(clusters * PARTIALS, batch.units(n));
     const unsigned threads = 128 * chosen.tiles + 64;
     return launch_clusters(PARTIALS, chosen.kernel, grid, threads, shared, stream, args, maps, frame);
 }
 
-/* Gathers rows of x of an expert's slots from `first` on, rounded, in the workspace: [rows, k]. */
-int gather_slots(const djinn_expert_linear_args &args, unsigned rows, unsigned first, void *stream);
+/* Gathers the rows of x of the experts' slots in `places`, rounded, in the workspace: [end - first, k]. */
+int gather_slots(const djinn_expert_linear_args &args, Places places, void *stream);
 
 /*
- * Gathers an expert's slots in the workspace, as many as fit, and calls `launch` for each batch, with up to `most` rows at
- * once.
+ * Gathers the slots in the workspace, as many as fit, and calls `launch` for each batch. A unit has room for twice as many
+ * slots as an expert has on average, up to `most`.
  */
 template <typename Launch>
 int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream, const Launch &launch) {
-    constexpr unsigned MOST_BATCHES = 65535;
-    const unsigned slots = args.linear.rows, n = slots <= most ? columns_of(slots) : most;
-    const uint64_t groups = args.workspace_bytes / (uint64_t(args.linear.k) * 2 * n);
-    const unsigned step = unsigned(groups < MOST_BATCHES ? groups : MOST_BATCHES) * n;
+    /* In units of 8 they are fewer than the units of a grid can be. */
+    constexpr unsigned MOST_PLACES = 1 << 18;
+    const unsigned slots = args.linear.rows, wanted = plain_columns(ceil_div(2 * uint64_t(slots), args.experts));
+    const unsigned n = wanted < most ? wanted : most;
+    const uint64_t fit = args.workspace_bytes / (uint64_t(args.linear.k) * 2);
+    const unsigned step = fit < MOST_PLACES ? unsigned(fit) : MOST_PLACES;
     for (unsigned first = 0; first < slots; first += step) {
         const unsigned rows = slots - first < step ? slots - first : step;
-        int code = gather_slots(args, rows, first, stream);
+        const Batch batch{args.workspace, rows, n, args.chosen, first};
+        int code = gather_slots(args, batch.places(), stream);
         if (code == cudaSuccess) {
-            code = launch(Batch{args.workspace, rows, n, first});
+            code = launch(batch);
         }
         if (code != cudaSuccess) {
             return code;

@@ -7,7 +7,7 @@
  * segments of all rows to a ring of stages, in pieces of 128 bytes of a row. Where rows begin at multiples of 32 bytes, a
  * piece is whole sectors. Consumer warps wait for stages only, not for one another, and load a segment before they multiply
  * the one before. x is given rounded and STREAMED: a second producer warp copies the same columns of it to each stage. Or,
- * for an expert's slots, the block first rounds all of it to shared memory.
+ * for few slots of experts, the block first rounds all of it to shared memory.
  *
  * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
  */
@@ -118,7 +118,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
      */
     template <typename Work>
     static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const EncodedFrame &f, Barriers &barriers,
-                                                        Share share, const Work &work) {
+                                                        unsigned skipped, Share share, const Work &work) {
         const unsigned segments = ceil_segments(a.k);
         Place place;
         unsigned copied = 0;
@@ -131,7 +131,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 place.advance(f.stages);
             }
             index += gridDim.x;
-            share = share_of(a, f.share, index, a.row_bytes);
+            share = share_of(a, f.share, index, a.row_bytes, skipped);
         }
     }
 
@@ -140,9 +140,10 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
      * kernel before, would queue behind them.
      */
     static __device__ __forceinline__ void supply(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
-                                                  Barriers &barriers, unsigned ring, unsigned groups, const Share &first) {
+                                                  Barriers &barriers, unsigned ring, unsigned groups, unsigned skipped,
+                                                  const Share &first) {
         const unsigned box = box_bytes(groups), bytes = BOXES * f.share * BLOCK_ROW;
-        each_segment(a, f, barriers, first, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
+        each_segment(a, f, barriers, skipped, first, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
             if (copied >= f.ahead && copied < f.stages) {
                 barriers.ready[copied - f.ahead].wait(0);
             }
@@ -156,17 +157,17 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         });
     }
 
-    /* Copies x, by one lane. */
+    /* Copies x from `row` on, by one lane. */
     static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
-                                                    Barriers &barriers, unsigned ring, unsigned groups) {
+                                                    Barriers &barriers, unsigned ring, unsigned groups, unsigned row) {
         const unsigned before = BOXES * box_bytes(groups);
         admit_bulk_copies();
-        each_segment(a, f, barriers, {}, [&](const Share &, unsigned segment, unsigned, unsigned slot) {
+        each_segment(a, f, barriers, 0, {}, [&](const Share &, unsigned segment, unsigned, unsigned slot) {
             const unsigned to = ring + slot * (before + X_BYTES) + before, ready = shared_address(&barriers.x_ready[slot]);
             Barrier::arrive_expecting_at(ready, X_BYTES);
 #pragma unroll
             for (unsigned part = 0; part < PARTIALS; ++part) {
-                copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, 0, ready);
+                copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, row, ready);
             }
         });
     }
@@ -187,7 +188,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         if (a.fresh != 0) {
             await_previous();
         }
-        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
         Escapes of;
         of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
@@ -305,7 +306,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             const Share done = share;
             const bool is_last = index + gridDim.x >= f.shares;
             if (!is_last) {
-                share = share_of(a, f.share, index + gridDim.x, a.row_bytes);
+                share = share_of(a, f.share, index + gridDim.x, a.row_bytes, rows.tile);
                 of.expect(a, share, first + row, quad);
             }
             finish(a, rows, done, sums, parts, groups, is_last);
@@ -363,7 +364,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
-        const Share share = share_of(a, f.share, blockIdx.x, a.row_bytes);
+        const Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
         if (threadIdx.x == supplier) {
             prefetch_map(maps.weights[share.tile]);
             if constexpr (STREAMED) {
@@ -377,28 +378,27 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             admit_bulk_copies();
         }
         if (threadIdx.x == supplier) {
-            supply(a, f, maps, barriers, ring, groups, share);
+            supply(a, f, maps, barriers, ring, groups, rows.tile, share);
         }
         __syncwarp();
         await_previous();
         if (STREAMED && threadIdx.x == supplier + 32) {
-            supply_x(a, f, maps, barriers, ring, groups);
+            supply_x(a, f, maps, barriers, ring, groups, rows.first);
         }
         __syncwarp();
     }
 };
 
-/* Rows are in order if `order` is null; else a block takes up to `most` slots. */
+/* Rows are in order if `order` is null; else a block takes a unit of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STREAMED), 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                           const __grid_constant__ EncodedFrame f) {
-    SomeRows rows = {a.linear.rows, nullptr, 1};
+    SomeRows rows(a.linear);
     if (a.order == nullptr) {
         release_next();
     } else {
-        const Routed slots = slots_of(a, blockIdx.y * f.most, f.most);
-        rows = {slots.slot_count, slots.slots, slots.slots_per_row};
+        rows = slots_of(a, blockIdx.y, f.most, f.places);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps));

@@ -19,11 +19,16 @@
 
 namespace djinn {
 
-/* The rows of x and of out: one after another, or those of an expert's slots. */
+/* The rows of x and of out: one after another, or those of an expert's slots, as `Routed` has them. */
 struct SomeRows {
     unsigned rows;
     const uint32_t *slots;
-    unsigned slots_per_row;
+    unsigned slots_per_row, tile, first;
+
+    __device__ __forceinline__ SomeRows(const djinn_linear_args &a)
+        : rows(a.rows), slots(nullptr), slots_per_row(1), tile(0), first(0) {}
+    __device__ __forceinline__ SomeRows(const Routed &of)
+        : rows(of.slot_count), slots(of.slots), slots_per_row(of.slots_per_row), tile(of.tile), first(of.first) {}
 
     __device__ __forceinline__ unsigned count() const { return rows; }
     __device__ __forceinline__ unsigned in(unsigned i) const { return slots == nullptr ? i : slots[i] / slots_per_row; }
@@ -37,9 +42,10 @@ __device__ __forceinline__ unsigned lane_anew() {
     return lane;
 }
 
-/* The weight's rows of a share, the number of shares, stages of the weight, the first of the expert's slots, stages of x. */
+/* The weight's rows of a share, the number of shares, stages of the weight and of x, and the places of gathered slots. */
 struct TileFrame {
-    uint32_t share, shares, stages, first, x_stages;
+    uint32_t share, shares, stages, x_stages;
+    Places places;
 };
 
 /* A place in a ring. */
@@ -123,7 +129,9 @@ template <typename Format, unsigned N> struct TileProducts {
     char *ring;
     unsigned segments;
 
-    __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, f.share, index, a.row_bytes); }
+    __device__ __forceinline__ Share share_at(unsigned index) const {
+        return share_of(a, f.share, index, a.row_bytes, rows.tile);
+    }
 
     /* A warp's rows of the weight. Few rows are spread over all warps, which then have 8 rows, and 8 of zeros. */
     __device__ __forceinline__ unsigned warp_rows() const { return f.share <= 32 ? 8 : 16; }
@@ -178,7 +186,7 @@ template <typename Format, unsigned N> struct TileProducts {
                     /* Columns past the last are zeros. */
                     for (unsigned box = cluster_rank(); box < PARTIALS; box += CLUSTER) {
                         copy_box_to_all(x + place.slot * X_STAGE + box * X_BOX, maps.x, segment * SEGMENT + box * RUN,
-                                        blockIdx.y * N, ready, (1u << CLUSTER) - 1);
+                                        rows.first, ready, (1u << CLUSTER) - 1);
                     }
                     place.advance(f.x_stages);
                 }
@@ -399,10 +407,9 @@ template <typename Format, unsigned N>
 __global__ void __launch_bounds__(TileProducts<Format, N>::THREADS, 1)
     djinn_linear_tiles(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                        const __grid_constant__ TileFrame f) {
-    SomeRows rows = {a.linear.rows, nullptr, 1};
+    SomeRows rows(a.linear);
     if (a.order != nullptr) {
-        const Routed slots = slots_of(a, f.first + blockIdx.y * N, N);
-        rows = {slots.slot_count, slots.slots, slots.slots_per_row};
+        rows = slots_of(a, blockIdx.y, N, f.places);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER(TileProducts<Format, N>::run(a.linear, rows, maps, f));
@@ -416,19 +423,16 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
     const unsigned pairs = all_devices()[current_device()].multiprocessors / 2;
     const unsigned at_once = Kernel::CLUSTER == 2 ? 2 * pairs : PARTIALS * clusters_at_once();
     static_assert(Kernel::CLUSTER == 2 || Kernel::CLUSTER == PARTIALS);
-    const Division division = divide(a, at_once, TILE_ROWS);
+    const unsigned of_unit = Kernel::CLUSTER * blocks_of_unit(args, at_once / Kernel::CLUSTER, TILE_ROWS * Kernel::CLUSTER);
+    const Division division = divide(a, of_unit, TILE_ROWS);
     const unsigned x_stages = Kernel::x_stages(division.share);
-    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share, x_stages), batch.first, x_stages};
+    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share, x_stages), x_stages, batch.places()};
     Maps maps;
-    const unsigned tiles = ceil_div(a.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, N);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : a.n - tile * a.tile_rows;
-        CUtensorMap &map = maps.weights[tile];
-        encoded = encoded && encode_bytes(map, a.weights[tile], rows, a.row_bytes, Format::PITCH, division.share,
-                                          Kernel::SWIZZLED ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
-    }
-    if (!encoded) {
+    const auto encode = [&](unsigned tile, unsigned rows) {
+        return encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Format::PITCH, division.share,
+                            Kernel::SWIZZLED ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE);
+    };
+    if (!encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, N) || !encode_tiles(a, batch.weights(), encode)) {
         return cudaErrorInvalidValue;
     }
     const auto kernel = djinn_linear_tiles<Format, N>;
@@ -437,7 +441,7 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
         return code;
     }
     const unsigned blocks = ceil_div(division.blocks, Kernel::CLUSTER) * Kernel::CLUSTER;
-    const dim3 grid(blocks < at_once ? blocks : at_once, ceil_div(batch.rows, N));
+    const dim3 grid(blocks < at_once ? blocks : at_once, batch.units(N));
     return launch_clusters(Kernel::CLUSTER, kernel, grid, Kernel::THREADS, MOST_SHARED, stream, args, maps, frame);
 }
 
@@ -445,6 +449,8 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
 template <typename Format>
 int launch_tiles_of(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     switch (batch.n) {
+    case 8:
+    case 16:
     case 32: return launch_tiles<Format, 32>(args, batch, stream);
     case 64: return launch_tiles<Format, 64>(args, batch, stream);
     default: return launch_tiles<Format, MOST_GROUP>(args, batch, stream);

@@ -19,6 +19,11 @@
  * up's. TMA stores what is whole, aligned and without a bias, or adds it to what out holds: no other block has the same
  * elements, so each sum is rounded once. A gated tile takes longest to store, so it is stored while the products of the next
  * one begin.
+ *
+ * expert_linear, for slots whose rows of x were gathered, rounded, by linear_hopper.cu: tiles of the slots of an expert, in
+ * pairs with the same slots. Each block finds the pairs first. Rows are stored where their slots are, not by TMA.
+ * Shapes: as in linear.cu.
+ * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  */
 #include "linear_wide_launch.cuh"
 
@@ -29,6 +34,17 @@
                                    const __grid_constant__ djinn::WideMaps maps,                             \
                                    const __grid_constant__ djinn::WideFrame f) {                             \
         DJINN_ON_HOPPER(djinn::WideTiles<T, N, SAME_WEIGHT, GATED>::run(a, maps, f));                        \
+    }                                                                                                        \
+    template <unsigned N>                                                                                    \
+    __global__ void __launch_bounds__(djinn::WIDE_THREADS, 1)                                                \
+        djinn_expert_linear_wide_##suffix(const __grid_constant__ djinn_expert_linear_args a,                \
+                                          const __grid_constant__ djinn::WideMaps maps,                      \
+                                          const __grid_constant__ djinn::RoutedFrame f) {                    \
+        using Tiles = djinn::WideTiles<T, N, false, false, 0, djinn::RoutedPairs>;                           \
+        __shared__ djinn::RoutedPairs pairs;                                                                 \
+        if (pairs.find(a, f, djinn::WIDE_ROWS, Tiles::first_pair())) {                                       \
+            DJINN_ON_HOPPER(Tiles::run(a.linear, maps, pairs));                                              \
+        }                                                                                                    \
     }
 DJINN_WIDE(f16, djinn::f16)
 DJINN_WIDE(bf16, djinn::bf16)
@@ -91,24 +107,63 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     if (plan.split) {
         return linear_split(a, stream);
     }
-    const auto [kernel, width, box, same_weight, _] = plan.choice;
+    const PlainChoice &choice = plan.choice;
     WideFrame &frame = plan.frame;
     WideMaps maps;
-    const unsigned tiles = ceil_div(args.n, a.tile_rows);
-    bool encoded = encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING);
-    for (unsigned tile = 0; tile < tiles; ++tile) {
-        const unsigned rows = tile + 1 < tiles ? a.tile_rows : args.n - tile * a.tile_rows;
-        encoded = encoded && encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, box);
-    }
-    if (!encoded) {
+    const auto encode = [&](unsigned tile, unsigned rows) {
+        return encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, choice.box);
+    };
+    const unsigned x_box = choice.same_weight ? WIDE_ROWS : WIDE_ROWS / SHARING;
+    if (!encode_map(maps.x, a.rounded, a.weight_dtype, a.rows, a.k, x_box) ||
+        !encode_tiles(a, a.gated_rounded != nullptr ? 2 : 1, encode)) {
         return cudaErrorInvalidValue;
     }
-    frame.bulk = is_whole(a, width) && encode_out(maps.out, a, width);
-    if (a.adds != 0 && (frame.bulk == 0 || !can_add(a, plan.choice))) {
+    frame.bulk = is_whole(a, choice.width) && encode_out(maps.out, a, choice.width);
+    if (a.adds != 0 && (frame.bulk == 0 || !can_add(a, choice))) {
         return cudaErrorInvalidValue;
     }
     const unsigned used = frame.pairs < plan.clusters ? frame.pairs : plan.clusters;
-    return launch_clusters(SHARING, kernel, dim3(used * SHARING), WIDE_THREADS, MOST_SHARED, stream, a, maps, frame);
+    return launch_clusters(SHARING, choice.kernel, dim3(used * SHARING), WIDE_THREADS, MOST_SHARED, stream, a, maps, frame);
+}
+
+/* A kernel for experts, and its tiles' rows of the weight. */
+struct ExpertsChoice {
+    void (*kernel)(djinn_expert_linear_args, WideMaps, RoutedFrame);
+    unsigned width, wave;
+
+    RoutedFrame frame(const djinn_linear_args &a, Places places) const {
+        return {ceil_div(shares_of(a, width), SHARING), places};
+    }
+};
+
+template <unsigned N> static ExpertsChoice experts_choice(uint32_t dtype, unsigned wave) {
+    return {dtype == DJINN_F16 ? djinn_expert_linear_wide_f16<N> : djinn_expert_linear_wide_bf16<N>, N, wave};
+}
+
+int expert_linear_wide(const djinn_expert_linear_args &args, Places places, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    /* The times of waves are those of `plan_wide`. */
+    const ExpertsChoice choices[] = {experts_choice<256>(a.weight_dtype, 490), experts_choice<128>(a.weight_dtype, 265)};
+    static Allowed allowed;
+    if (const cudaError_t code = allow_once(allowed, a.weight_dtype, [&] { return allow_all(choices); }); code != cudaSuccess) {
+        return code;
+    }
+    const unsigned rows = places.end - places.first, units = units_of(args.chosen, rows, WIDE_ROWS);
+    const auto cost = [&](const ExpertsChoice &choice) {
+        return ceil_div(choice.frame(a, places).outer * units, wide_clusters()) * choice.wave;
+    };
+    const ExpertsChoice &choice = cost(choices[0]) <= cost(choices[1]) ? choices[0] : choices[1];
+    WideMaps maps = {};
+    const auto encode = [&](unsigned tile, unsigned rows) {
+        return encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, choice.width);
+    };
+    if (!encode_map(maps.x, args.workspace, a.weight_dtype, rows, a.k, WIDE_ROWS / SHARING) ||
+        !encode_tiles(a, args.chosen, encode)) {
+        return cudaErrorInvalidValue;
+    }
+    const RoutedFrame frame = choice.frame(a, places);
+    const dim3 grid(SHARING * routed_clusters(args, frame, WIDE_ROWS));
+    return launch_clusters(SHARING, choice.kernel, grid, WIDE_THREADS, MOST_SHARED, stream, args, maps, frame);
 }
 
 uint64_t wide_product_cycles(const djinn_linear_args &a) {

@@ -27,7 +27,56 @@ struct WideMaps {
 
 /* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. `bulk`: TMA stores. */
 struct WideFrame {
+    static constexpr bool ROUTED = false;
     uint32_t pairs, groups_of_rows, bulk;
+};
+
+/* Shares of experts' weights, or pairs of these; the places of gathered slots. */
+struct RoutedFrame {
+    uint32_t outer;
+    Places places;
+};
+
+/*
+ * The pairs of tiles of experts, in shared memory: those of each expert follow those of the one before. Its rows of x are those
+ * of the workspace from rows[expert] on.
+ */
+struct RoutedPairs {
+    static constexpr bool ROUTED = true;
+    static constexpr uint32_t bulk = 0;
+    uint32_t pairs, begins[DJINN_LINEAR_TILES], rows[DJINN_LINEAR_TILES], ends[DJINN_LINEAR_TILES];
+    const uint32_t *slots;
+
+    /*
+     * Finds them, with up to `at_once` rows of x in a pair, by all threads of a block. Whether there is one for a cluster whose
+     * first it is. Waits for the previous kernel.
+     */
+    __device__ __forceinline__ bool find(const djinn_expert_linear_args &a, const RoutedFrame &f, unsigned at_once,
+                                         unsigned pair) {
+        enter();
+        if (const unsigned lane = threadIdx.x; lane < 32) {
+            const ExpertPlaces mine(a, f.places, lane);
+            const unsigned own = (mine.count() + at_once - 1) / at_once * f.outer, before = sum_before(own, lane);
+            if (lane < DJINN_LINEAR_TILES) {
+                begins[lane] = before, rows[lane] = mine.first - f.places.first, ends[lane] = mine.end - f.places.first;
+            }
+            if (lane == DJINN_LINEAR_TILES - 1) {
+                pairs = before + own, slots = a.order + f.places.first;
+            }
+        }
+        __syncthreads();
+        return pair < pairs;
+    }
+
+    /* The expert of a pair below `pairs`: the last that begins by it, which has slots. */
+    __device__ __forceinline__ unsigned expert_of(unsigned pair) const {
+        unsigned expert = 0;
+#pragma unroll
+        for (unsigned i = 1; i < DJINN_LINEAR_TILES; ++i) {
+            expert = pair >= begins[i] ? i : expert;
+        }
+        return expert;
+    }
 };
 
 /* What TMA stores at once: columns of out in f32, or of a gated tile of `width` columns, and 16 rows. */
@@ -37,9 +86,12 @@ __host__ __device__ constexpr unsigned bulk_columns(bool gated, unsigned width) 
 /*
  * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. In a gated
  * product, the arguments' n and tiles are those of gate alone; up's tiles follow. ENCODED: shared memory beside the ring for
- * warps that decode the weight, or 0.
+ * warps that decode the weight, or 0. `Pairs`: a frame, or experts' pairs.
  */
-template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED = 0> struct WideTiles {
+template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED = 0, typename Pairs = WideFrame>
+struct WideTiles {
+    static constexpr bool ROUTED = Pairs::ROUTED;
+    static_assert(!(ROUTED && GATED));
     static constexpr bool SIDE_BY_SIDE = N <= 96;
 
     /* Columns of out: the weight's rows of a share. */
@@ -87,23 +139,38 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
         }
     };
 
-    /* A tile of out: its rows of the weight, where those that this block copies are, and the first row of x. */
+    /* Groups of 128 rows of x in a pair. */
+    static constexpr unsigned GROUPS_OF_PAIR = SAME_WEIGHT ? SHARING : 1;
+
+    /* A tile of out: its rows of the weight, where those that this block copies are, the first row of x, and where rows end. */
     struct Tile {
         Share share;
-        unsigned piece, row_of_piece, row;
+        unsigned piece, row_of_piece, row, end;
 
-        __device__ __forceinline__ Tile(const djinn_linear_args &a, const WideFrame &f, unsigned pair, unsigned rank) {
-            const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
-            share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
-            const unsigned from = share.first + (GATED && SAME_WEIGHT ? rank * a.n : 0);
-            piece = from / a.tile_rows;
-            row_of_piece = from - piece * a.tile_rows + (SAME_WEIGHT && !GATED ? rank * (N / SHARING) : 0);
-            row = (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
+        __device__ __forceinline__ Tile(const djinn_linear_args &a, const Pairs &f, unsigned pair, unsigned rank) {
+            if constexpr (ROUTED) {
+                const unsigned expert = f.expert_of(pair), begin = f.begins[expert], first = f.rows[expert];
+                end = f.ends[expert];
+                const unsigned groups = (end - first + GROUPS_OF_PAIR * WIDE_ROWS - 1) / (GROUPS_OF_PAIR * WIDE_ROWS);
+                const unsigned outer = (pair - begin) / groups, inner = (pair - begin) % groups;
+                share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank, expert * tiles_of(a));
+                piece = share.tile;
+                row_of_piece = share.row + (SAME_WEIGHT ? rank * (N / SHARING) : 0);
+                row = first + (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
+            } else {
+                const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
+                share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
+                const unsigned from = share.first + (GATED && SAME_WEIGHT ? rank * a.n : 0);
+                piece = from / a.tile_rows;
+                row_of_piece = from - piece * a.tile_rows + (SAME_WEIGHT && !GATED ? rank * (N / SHARING) : 0);
+                row = (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
+                end = a.rows;
+            }
         }
     };
 
     const djinn_linear_args &a;
-    const WideFrame &f;
+    const Pairs &f;
     Barriers &barriers;
     char *ring;
     float4 *spilled;
@@ -149,7 +216,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
             }
         };
         const unsigned ahead = min(a.k / RUN, STAGES), first = first_pair();
-        if (a.fresh != 0) {
+        if (ROUTED || a.fresh != 0) {
             await_previous();
             admit_bulk_copies();
         }
@@ -369,7 +436,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
             sum(total, at, before, out, group, lane);
             const Tile tile(a, f, pair, rank);
             const unsigned row = tile.row + group * 64 + warp * 16;
-            if (f.bulk == 0 && row < a.rows) {
+            if (f.bulk == 0 && row < tile.end) {
 #pragma unroll
                 for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
                     store(tile, total, column, row, lane);
@@ -377,7 +444,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
             }
             /* The same for all of a warpgroup, which multiplies together; TMA leaves out rows past the end. A shuffle, so that
              * the compiler knows it. */
-            const bool there = f.bulk != 0 && tile.row + group * 64 < a.rows;
+            const bool there = f.bulk != 0 && tile.row + group * 64 < tile.end;
             before = {tile.share.first, row, __shfl_sync(0xffffffffu, there, 0) != 0};
             if (!GATED) {
                 store_bulk(out, before, total, lane);
@@ -467,7 +534,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
     /* A lane has four columns of every fourth row. */
     __device__ __forceinline__ void store_gated(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
         const unsigned chunk = lane % 8, column = first_column + chunk * 4;
-        const unsigned rows = column < WIDTH ? a.rows - row : 0;
+        const unsigned rows = column < WIDTH ? tile.end - row : 0;
 #pragma unroll
         for (unsigned r = lane / 8; r < 16; r += 4) {
             if (r < rows) {
@@ -485,8 +552,19 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
     /* A lane has a column. */
     __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
         const unsigned column = first_column + lane, j = tile.share.first + column;
-        const unsigned rows = column < tile.share.rows ? min(a.rows - row, 16u) : 0;
+        const unsigned rows = column < tile.share.rows ? min(tile.end - row, 16u) : 0;
         const float bias = rows > 0 ? bias_of(a, j) : 0;
+        if constexpr (ROUTED) {
+            const unsigned slot = f.slots[min(row + lane % 16, tile.end - 1)];
+#pragma unroll
+            for (unsigned r = 0; r < 16; ++r) {
+                const size_t to = __shfl_sync(~0u, slot, r);
+                if (r < rows) {
+                    a.out[to * a.out_width + a.out_column + j] = staged(r, lane / 4)[lane % 4] + bias;
+                }
+            }
+            return;
+        }
         float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
 #pragma unroll
         for (unsigned r = 0; r < 16; ++r) {
@@ -496,7 +574,7 @@ template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const WideMaps &maps, const WideFrame &f) {
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const WideMaps &maps, const Pairs &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank();

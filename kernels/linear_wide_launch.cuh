@@ -56,6 +56,12 @@ template <typename Allow> cudaError_t allow_once(Allowed &allowed, uint32_t dtyp
 /* How many clusters of a block for each of two multiprocessors the current device runs at once. */
 inline unsigned wide_clusters() { return all_devices()[current_device()].multiprocessors / SHARING; }
 
+/* Clusters for experts, with up to `at_once` slots in a pair of tiles. */
+inline unsigned routed_clusters(const djinn_expert_linear_args &args, const RoutedFrame &frame, unsigned at_once) {
+    const uint64_t pairs = uint64_t(frame.outer) * units_of(args.chosen, frame.places.end - frame.places.first, at_once);
+    return pairs < wide_clusters() ? unsigned(pairs) : wide_clusters();
+}
+
 /* The choice with the least time: the number of waves of pairs, times that of a wave. */
 template <typename Choice, unsigned COUNT>
 Choice least_of(const Choice (&choices)[COUNT], const djinn_linear_args &a, unsigned clusters) {

@@ -50,10 +50,11 @@ __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map,
 }
 
 /* The same for a map of blocks (`encode_blocks`): all rows of the box from that block on. */
-__device__ __forceinline__ void copy_blocks_to(unsigned to, const CUtensorMap &map, unsigned block, unsigned barrier) {
+__device__ __forceinline__ void copy_blocks_to(unsigned to, const CUtensorMap &map, unsigned row, unsigned block,
+                                               unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {0, 0, %2}], [%3];" ::"r"(to),
-                 "l"(&map), "r"(block), "r"(barrier)
+                 "[%0], [%1, {0, %2, %3}], [%4];" ::"r"(to),
+                 "l"(&map), "r"(row), "r"(block), "r"(barrier)
                  : "memory");
 }
 

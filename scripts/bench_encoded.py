@@ -45,8 +45,8 @@ class ExpertArgs(ctypes.Structure):
         ("linear", Args),
         *((name, ctypes.c_void_p) for name in "order starts workspace".split()),
         ("workspace_bytes", ctypes.c_uint64),
-        ("expert", ctypes.c_uint32),
-        ("slots_per_row", ctypes.c_uint32),
+        ("ids", ctypes.c_uint32 * TILES),
+        *((name, ctypes.c_uint32) for name in "weights experts slots_per_row".split()),
     ]
 
 
@@ -177,7 +177,7 @@ class Product:
             "djinn_expert_linear",
             ExpertArgs(
                 self.args(encoding, x, out), order.data_ptr(), starts.data_ptr(), workspace.data_ptr(),
-                workspace.numel(), expert, slots_per_row,
+                workspace.numel(), (ctypes.c_uint32 * TILES)(expert), 1, len(starts) - 1, slots_per_row,
             ),
         )
 

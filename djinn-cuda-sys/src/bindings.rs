@@ -148,13 +148,13 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 pub const DJINN_LINEAR_ROWS: _bindgen_ty_1 = 256;
-pub const DJINN_LINEAR_TILES: _bindgen_ty_1 = 8;
+pub const DJINN_LINEAR_TILES: _bindgen_ty_1 = 32;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct djinn_linear_args {
     pub x: *const f32,
-    pub weights: [*const ::std::os::raw::c_void; 8usize],
+    pub weights: [*const ::std::os::raw::c_void; 32usize],
     pub bias: *const ::std::os::raw::c_void,
     pub out: *mut f32,
     pub rounded: *const ::std::os::raw::c_void,
@@ -474,7 +474,9 @@ pub struct djinn_expert_linear_args {
     pub starts: *const u32,
     pub workspace: *mut ::std::os::raw::c_void,
     pub workspace_bytes: u64,
-    pub expert: u32,
+    pub ids: [u32; 32usize],
+    pub chosen: u32,
+    pub experts: u32,
     pub slots_per_row: u32,
 }
 unsafe extern "C" {

@@ -3,7 +3,7 @@
 use crate::present::device::CudaDevice;
 use crate::present::launch::{Launch, decoded_dtype, wants_rounded};
 use crate::present::memory::Place;
-use crate::present::tiles::{at_once, decoded_pieces, whole};
+use crate::present::tiles::{Experts, at_once, decoded_pieces, whole};
 use djinn_device::args::{self, Linear};
 use djinn_device::{Encoding, Result, Stream};
 use std::borrow::Cow;
@@ -85,7 +85,8 @@ impl CudaDevice {
             self.launch(stream, |launch| {
                 let weight = std::iter::once((args.weight, args.n));
                 let decoded = self.decode_weights(launch, weight, args.k, rows)?;
-                launch.expert_linear(&args::ExpertLinear { n, out_column, ..*args }, workspace, Some(decoded))
+                let products = vec![args::ExpertLinear { n, out_column, ..*args }];
+                launch.expert_linear(&Experts { products, tiles: 1 }, workspace, Some(decoded))
             })?;
         }
         Ok(())

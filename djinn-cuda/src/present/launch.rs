@@ -3,6 +3,7 @@
 
 use crate::present::memory::{Memory, Place};
 use crate::present::stream::RawStream;
+use crate::present::tiles::Experts;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{self, KvPages, Linear};
@@ -422,15 +423,21 @@ impl Launch<'_> {
         kernel!(djinn_attention, raw, self.stream)
     }
 
-    /// `workspace` is for rounded activations, if [`wants_rounded`] asks for them; results do not depend on it. The
-    /// weight may lie `decoded` in a workspace.
+    /// Products of experts. `workspace` is for rounded activations, if [`wants_rounded`] asks for them; results do not
+    /// depend on it. A weight that is one tile may lie `decoded` in a workspace.
     pub(crate) fn expert_linear(
         self,
-        args: &args::ExpertLinear,
+        experts: &Experts,
         workspace: Option<Place>,
         decoded: Option<Place>,
     ) -> Result<()> {
-        let weights = self.weights(std::iter::once(args.weight), decoded);
+        let Experts { products, tiles } = experts;
+        let args = &products[0];
+        let weights = self.weights(products.iter().map(|product| product.weight), decoded);
+        let mut ids = [0; TILES];
+        for (id, product) in ids.iter_mut().zip(products.iter().step_by(*tiles)) {
+            *id = product.expert;
+        }
         let (encoding, row_bytes) = how_it_lies(args.weight, args.n, decoded);
         let linear = sys::djinn_linear_args {
             x: self.memory.resolve(args.x).input(),
@@ -441,7 +448,7 @@ impl Launch<'_> {
             weight_dtype: dtype(decoded_dtype(args.weight)),
             bias_dtype: dtype(DType::F32),
             k: args.k,
-            n: args.n,
+            n: products[..*tiles].iter().map(|tile| tile.n).sum(),
             tile_rows: args.n,
             out_width: args.out_width,
             out_column: args.out_column,
@@ -459,7 +466,9 @@ impl Launch<'_> {
             starts: self.memory.resolve(args.starts).input(),
             workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
             workspace_bytes: workspace.map_or(0, Place::len),
-            expert: args.expert,
+            ids,
+            chosen: (products.len() / tiles) as u32,
+            experts: (args.starts.len() / 4 - 1) as u32,
             slots_per_row: args.slots_per_row,
         };
         kernel!(djinn_expert_linear, raw, self.stream)

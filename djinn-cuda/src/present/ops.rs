@@ -7,7 +7,7 @@ use crate::present::launch::{
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
-use crate::present::tiles::{PIECE, at_once, decoded_pieces, rows_of, whole};
+use crate::present::tiles::{Experts, PIECE, at_once, decoded_pieces, rows_of, whole};
 use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
@@ -304,17 +304,7 @@ macro_rules! operation {
     };
     (expert_linear $Args:ident) => {
         fn expert_linear(&self, stream: Stream, args: &args::ExpertLinear) -> Result<()> {
-            debug_assert_eq!(args.check(), ());
-            self.enter()?;
-            if args.weight.encoding != Encoding::Plain && rows_read_directly(args.weight, args.k, args.n) == 0
-            {
-                return self.decoded_expert_linear(stream, args);
-            }
-            if !wants_rounded(args.slots, args.k, args.weight, false) {
-                return self.launch(stream, |launch| launch.expert_linear(args, None, None));
-            }
-            self.claim_scratch(stream)?;
-            self.launch(stream, |launch| launch.expert_linear(args, Some(self.scratch.activations()), None))
+            self.expert_linears(stream, std::slice::from_ref(args))
         }
     };
     (attention $Args:ident) => {
@@ -387,6 +377,28 @@ impl Ops for CudaDevice {
     fn rope_kv_write(&self, stream: Stream, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {
         debug_assert_eq!((rope.check(), write.check()), ((), ()));
         self.launch(stream, |launch| launch.rope_kv_write(rope, write))
+    }
+
+    fn expert_linears(&self, stream: Stream, products: &[args::ExpertLinear]) -> Result<()> {
+        debug_assert_eq!(args::ExpertLinear::check_all(products), ());
+        self.enter()?;
+        let mut left = products.to_vec();
+        while let Some(&first) = left.first() {
+            let is_plain = first.weight.encoding == Encoding::Plain;
+            if !is_plain && rows_read_directly(first.weight, first.k, first.n) == 0 {
+                self.decoded_expert_linear(stream, &first)?;
+                left.remove(0);
+                continue;
+            }
+            let together = Experts::take(&mut left);
+            let workspace =
+                wants_rounded(first.slots, first.k, first.weight, false).then(|| self.scratch.activations());
+            if workspace.is_some() {
+                self.claim_scratch(stream)?;
+            }
+            self.launch(stream, |launch| launch.expert_linear(&together, workspace, None))?;
+        }
+        Ok(())
     }
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {

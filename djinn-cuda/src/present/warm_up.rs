@@ -1,7 +1,6 @@
 //! A small launch of everything, so that the driver loads the code before the memory that it takes is
 //! measured: CUDA loads kernels when they are first used.
 
-use crate::present::launch::TILES;
 use djinn_device::args::{
     Add, Attention, Checksum, Choose, Combine, CopyExpert, EditRows, Embed, ExpertLinear, Gelu, Group,
     HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
@@ -93,9 +92,17 @@ impl<D: Ops> Work<'_, D> {
             for (rows, most) in [(17, 4), (33, 4), (65, 4), (129, 2)] {
                 for tiles in 1..=most {
                     self.linear(stream, dtype, rows, tiles * 64 * 30, 64)?;
-                    self.expert_linear(stream, dtype, rows, tiles * 64 * 30, 64)?;
                 }
             }
+            // Of several experts each has few slots; of one, many.
+            for experts in [8, 3, 2, 1] {
+                for tiles in 1..=4 {
+                    let (n, k) = (tiles * 64 * 30, 64);
+                    let weight = self.weight(u64::from(n * k), dtype);
+                    self.expert_linear_by(stream, weight, [17, experts], n, k)?;
+                }
+            }
+            self.expert_linear(stream, dtype, 65, 128, 64)?;
         }
         if dtype != DType::F32 {
             // Few rows of many columns, and gated products.
@@ -141,7 +148,7 @@ impl<D: Ops> Work<'_, D> {
             self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
             for rows in [1, MOST_SLOTS, 64, 128, 300] {
                 self.linear_by(stream, table, dtype, rows, n, k)?;
-                self.expert_linear_by(stream, table, rows, n, k)?;
+                self.expert_linear_by(stream, table, [rows, 1], n, k)?;
             }
         }
         if encoding == Encoding::Lossless {
@@ -182,12 +189,13 @@ impl<D: Ops> Work<'_, D> {
         self.device.linear(stream, &args)
     }
 
-    /// A product of `n` rows of a weight, in as many tiles as a launch takes, all in the same memory; alone and gated.
+    /// A product of `n` rows of a weight, in tiles that are all in the same memory; alone and gated.
     fn tiles(&self, stream: Stream, dtype: DType, rows: u32, n: u32, k: u32) -> Result<()> {
-        let each = n / TILES as u32;
+        const TILES: u32 = 8;
+        let each = n / TILES;
         let (x, weight) = (self.input(u64::from(rows * k) * 4), self.weight(u64::from(each * k), dtype));
         let out = self.output(u64::from(rows * n) * 4);
-        let args = (0..TILES as u32).map(|tile| Linear {
+        let args = (0..TILES).map(|tile| Linear {
             x,
             weight,
             bias: None,
@@ -207,15 +215,22 @@ impl<D: Ops> Work<'_, D> {
 
     /// The product of an expert without slots: zeros stand for its part of the order.
     fn expert_linear(&self, stream: Stream, dtype: DType, slots: u32, n: u32, k: u32) -> Result<()> {
-        self.expert_linear_by(stream, self.weight(u64::from(n * k), dtype), slots, n, k)
+        self.expert_linear_by(stream, self.weight(u64::from(n * k), dtype), [slots, 1], n, k)
     }
 
-    fn expert_linear_by(&self, stream: Stream, weight: Weight, slots: u32, n: u32, k: u32) -> Result<()> {
+    fn expert_linear_by(
+        &self,
+        stream: Stream,
+        weight: Weight,
+        [slots, experts]: [u32; 2],
+        n: u32,
+        k: u32,
+    ) -> Result<()> {
         let args = ExpertLinear {
             x: self.input(u64::from(slots * k) * 4),
             weight,
             order: self.input(u64::from(slots) * 4),
-            starts: self.input(8),
+            starts: self.input((u64::from(experts) + 1) * 4),
             out: self.output(u64::from(slots * n) * 4),
             k,
             n,

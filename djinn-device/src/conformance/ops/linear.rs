@@ -172,7 +172,7 @@ pub(super) fn leaves_other_columns_alone<D: Ops>(rig: &mut Rig<D>) {
 pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
     // Rows of the tiles: even ones, a smaller last one, too many for one launch, such as no launch takes together, and
     // more than a device has blocks for at once.
-    let cuts: [&[usize]; 5] = [&[16, 16], &[203, 203, 41], &[8; 11], &[3, 5, 5, 2], &[5000, 5000, 300]];
+    let cuts: [&[usize]; 5] = [&[16, 16], &[203, 203, 41], &[8; 35], &[3, 5, 5, 2], &[5000, 5000, 300]];
     for dtype in DTYPES {
         for (i, rows) in [1, 8, 16, 17, 33, 64, 65, 200].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
