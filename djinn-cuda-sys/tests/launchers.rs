@@ -2,7 +2,10 @@
 #![cfg(any(feature = "cuda", feature = "cuda-12040"))]
 #![allow(unsafe_code, reason = "calls launchers")]
 
-use djinn_cuda_sys::{djinn_attention_args, djinn_convert_args, djinn_kv_pages, djinn_rounded};
+use djinn_cuda_sys::{
+    DJINN_LINEAR_TILES, djinn_attention_args, djinn_convert_args, djinn_expert_linear_args, djinn_kv_pages,
+    djinn_linear_args, djinn_rounded,
+};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 
@@ -51,4 +54,36 @@ fn an_unknown_type_is_refused() {
     let text = unsafe { djinn_cuda_sys::djinn_error_string(code) };
     // SAFETY: the text is static and ends with NUL.
     assert_eq!(unsafe { CStr::from_ptr(text) }, c"invalid argument");
+}
+
+#[test]
+fn experts_that_no_launch_takes_are_refused() {
+    const TILES: u32 = DJINN_LINEAR_TILES;
+    // SAFETY: all fields are numbers and pointers, which may be null.
+    let none: djinn_expert_linear_args = unsafe { std::mem::zeroed() };
+    let linear = djinn_linear_args { k: 64, n: 40, tile_rows: 16, rows: 4, out_width: 40, ..none.linear };
+    // Three tiles of each expert.
+    let good = djinn_expert_linear_args { linear, chosen: 1, experts: 8, slots_per_row: 2, ..none };
+    let with = |linear| djinn_expert_linear_args { linear, ..good };
+    let bias = [0f32; 40];
+    let wrong = [
+        djinn_expert_linear_args { chosen: 0, ..good },
+        djinn_expert_linear_args { chosen: TILES / 3 + 1, ..good },
+        djinn_expert_linear_args { chosen: u32::MAX, ..good },
+        djinn_expert_linear_args { slots_per_row: 0, ..good },
+        with(djinn_linear_args { n: 0, ..linear }),
+        with(djinn_linear_args { rows: 0, ..linear }),
+        with(djinn_linear_args { tile_rows: 0, ..linear }),
+        with(djinn_linear_args { tile_rows: 1, ..linear }),
+        with(djinn_linear_args { rows: u32::MAX, ..linear }),
+        with(djinn_linear_args { bias: bias.as_ptr().cast(), ..linear }),
+    ];
+    for args in wrong {
+        // SAFETY: the sizes are refused, so nothing is read.
+        assert_eq!(
+            unsafe { djinn_cuda_sys::djinn_expert_linear(&args, null_mut()) },
+            INVALID_VALUE,
+            "{args:?}"
+        );
+    }
 }

@@ -11,6 +11,8 @@ mod absent;
 mod arena;
 mod config;
 mod error;
+#[cfg(any(feature = "device", test))]
+mod experts;
 #[cfg(feature = "device")]
 mod present;
 

@@ -182,10 +182,8 @@ macro_rules! operations {
                 tiles.iter().try_for_each(|tile| self.linear(stream, tile))
             }
 
-            /// One [`expert_linear`](Ops::expert_linear) after another, with the same bits. Devices may compute several in
-            /// one launch, in any order. The products differ only in `weight`, `n`, `out_column` and `expert`. They are
-            /// in the order of their experts, and an expert's are in the order of their columns, which do not overlap. So
-            /// none reads or overwrites what another writes. The caller has called [`ExpertLinear::check_all`].
+            /// One [`expert_linear`](Ops::expert_linear) after another, with the same bits. Devices may compute several in one
+            /// launch, in any order. [`ExpertLinear::check_all`], which the caller has called, tells what they have in common.
             fn expert_linears(&self, stream: Stream, products: &[ExpertLinear]) -> Result<()> {
                 products.iter().try_for_each(|product| self.expert_linear(stream, product))
             }

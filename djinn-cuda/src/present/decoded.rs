@@ -1,9 +1,10 @@
 //! Weights that are decoded into a workspace before a product reads them.
 
+use crate::experts::Experts;
 use crate::present::device::CudaDevice;
 use crate::present::launch::{Launch, decoded_dtype, wants_rounded};
 use crate::present::memory::Place;
-use crate::present::tiles::{Experts, at_once, decoded_pieces, whole};
+use crate::present::tiles::{at_once, decoded_pieces, whole};
 use djinn_device::args::{self, Linear};
 use djinn_device::{Encoding, Result, Stream};
 use std::borrow::Cow;

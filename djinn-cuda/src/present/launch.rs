@@ -1,9 +1,9 @@
 //! One typed launch for each kernel: spans become addresses, and the launcher's code an error.
 #![allow(unsafe_code, reason = "calls the launchers of the kernels")]
 
+use crate::experts::Experts;
 use crate::present::memory::{Memory, Place};
 use crate::present::stream::RawStream;
-use crate::present::tiles::Experts;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
 use djinn_device::args::{self, KvPages, Linear};

@@ -1,13 +1,14 @@
 //! The operations: which kernel or library computes each.
 
+use crate::experts::Experts;
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, Rounding, adds, decoded_dtype, decodes_meanwhile, gates, rows_read_directly, takes_rounded,
-    type_read, wants_rounded,
+    Launch, Rounding, TILES, adds, decoded_dtype, decodes_meanwhile, gates, rows_read_directly,
+    takes_rounded, type_read, wants_rounded,
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
-use crate::present::tiles::{Experts, PIECE, at_once, decoded_pieces, rows_of, whole};
+use crate::present::tiles::{PIECE, at_once, decoded_pieces, rows_of, whole};
 use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
@@ -390,7 +391,7 @@ impl Ops for CudaDevice {
                 left.remove(0);
                 continue;
             }
-            let together = Experts::take(&mut left);
+            let together = Experts::take(&mut left, TILES);
             let workspace =
                 wants_rounded(first.slots, first.k, first.weight, false).then(|| self.scratch.activations());
             if workspace.is_some() {

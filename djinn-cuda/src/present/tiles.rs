@@ -2,7 +2,7 @@
 
 use crate::present::launch::TILES;
 use djinn_device::Result;
-use djinn_device::args::{ExpertLinear, Linear, Weight};
+use djinn_device::args::{Linear, Weight};
 use std::ops::Range;
 
 /// Rows of a piece are a multiple of this, if there is room for that.
@@ -22,46 +22,6 @@ pub(crate) fn at_once(tiles: &[Linear]) -> usize {
         a.n == first.n && b.n <= first.n && *b == like_first
     };
     1 + tiles.iter().zip(&tiles[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count()
-}
-
-/// The products of experts that one launch of Djinn's kernels computes.
-pub(crate) struct Experts {
-    /// Tiles of one expert after those of another, up to [`TILES`].
-    pub(crate) products: Vec<ExpertLinear>,
-    /// Tiles of each expert.
-    pub(crate) tiles: usize,
-}
-
-impl Experts {
-    /// Takes products of `left`, which is not empty and in the order of [`expert_linears`](djinn_device::Ops::expert_linears),
-    /// for a launch: successive tiles of the first expert, of equal numbers of rows except for a smaller last one, and the
-    /// same tiles of as many of the next experts as have them.
-    pub(crate) fn take(left: &mut Vec<ExpertLinear>) -> Experts {
-        let first = left[0];
-        let elsewhere = |product: &ExpertLinear, expert, span| {
-            let weight = Weight { span, ..product.weight };
-            ExpertLinear { expert, weight, ..*product }
-        };
-        let follows = |(a, b): (&ExpertLinear, &ExpertLinear)| {
-            let next = ExpertLinear { n: b.n, out_column: a.out_column + a.n, ..first };
-            a.n == first.n && b.n <= first.n && *b == elsewhere(&next, first.expert, b.weight.span)
-        };
-        let tiles = 1 + left.iter().zip(&left[1..]).take(TILES - 1).take_while(|&pair| follows(pair)).count();
-        let shape = left[..tiles].to_vec();
-        let mut products = Vec::new();
-        let mut rest = Vec::new();
-        for of_one in left.chunk_by(|a, b| a.expert == b.expert) {
-            let alike = |(product, tile): (&ExpertLinear, &ExpertLinear)| {
-                *product == elsewhere(tile, product.expert, product.weight.span)
-            };
-            let begins = of_one.len() >= tiles && of_one.iter().zip(&shape).all(alike);
-            let taken = if begins && products.len() + tiles <= TILES { tiles } else { 0 };
-            products.extend(&of_one[..taken]);
-            rest.extend(&of_one[taken..]);
-        }
-        *left = rest;
-        Experts { products, tiles }
-    }
 }
 
 /// The rows of a weight of `n` rows and `k` columns, in about equal pieces whose elements fit `room` bytes. They

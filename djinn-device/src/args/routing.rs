@@ -145,8 +145,9 @@ impl ExpertLinear {
     /// The greatest number of slots.
     pub const MOST_SLOTS: u32 = 1 << 19;
 
-    /// Checks the products of one [`expert_linears`](crate::Ops::expert_linears): each for itself, and that they differ and
-    /// are ordered as it says. No output then shares bytes with another product's inputs, since all have the same `out`.
+    /// Checks the products of one [`expert_linears`](crate::Ops::expert_linears), and each for itself. They differ only in
+    /// `weight`, `n`, `out_column` and `expert`. They are in the order of their experts, and those of an expert in the
+    /// order of their columns, which do not overlap. So none reads or overwrites what another writes.
     ///
     /// # Panics
     /// If something is wrong.

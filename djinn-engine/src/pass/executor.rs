@@ -68,9 +68,8 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
     }
 
-    /// Enqueues every launch. A step without wanted logits still uses every chunk, so that the weight stream stays in
-    /// order. Launches that join the next are enqueued with it. During a trace none does
-    /// ([`Detail::Apart`](djinn_vmu::Detail::Apart)), so that each has its own time.
+    /// Enqueues every launch, and those that join the next with it. A step without wanted logits still uses every chunk,
+    /// so that the weight stream stays in order. In a trace no launch joins another, so that each has its own time.
     pub(super) fn pass(mut self, mut hooks: Pending<'_>) -> Result<()> {
         let Executor { device, compute, graph, program, .. } = self;
         self.mark(Mark::Begin)?;
@@ -206,23 +205,9 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (ids, order, starts) = (input(0), output(0), output(1));
                 enqueue!(group, Group { ids, order, starts, experts, slots: rows })
             }
-            Op::ExpertLinear { expert, slots_per_row, .. } => {
-                let rows_of = &tiles[0].rows;
-                let args = ExpertLinear {
-                    x: input(0),
-                    weight: weight(0),
-                    order: input(1),
-                    starts: input(2),
-                    out: output(0),
-                    k: self.width(node.inputs[0]),
-                    n: (rows_of.end - rows_of.start) as u32,
-                    out_width: width(),
-                    out_column: rows_of.start as u32,
-                    expert,
-                    slots_per_row,
-                    slots: rows,
-                };
-                self.experts.push(args);
+            Op::ExpertLinear { .. } => {
+                let product = self.expert_linear(node, &tiles[0], rows);
+                self.experts.push(product);
                 // A hook reads or changes what is enqueued by then.
                 if !launch.joins_next || self.hooked {
                     ExpertLinear::check_all(&self.experts);
