@@ -3,12 +3,12 @@
  * Shapes: x f32 [rows, k], weight [n, k], bias [n] or none, out f32 [rows, out_width].
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
- * expert_linear: the same, bit for bit, by the weight of each of some experts e, for the rows s of out that order[starts[e] ..
- * starts[e + 1]] lists, from rows s / slots_per_row of x.
+ * expert_linear: the same, bit for bit, for the slots of some experts. Expert e has the slots order[starts[e] .. starts[e +
+ * 1]]. Slot s is row s of out, from row s / slots_per_row of x.
  * Shapes: x f32 [slots / slots_per_row, k], weights [n, k], order u32 [slots], starts u32 [experts + 1], out f32 [slots,
  * out_width].
- * Launch: as below, with y over units of up to 16 slots of an expert, enough for all slots. Blocks of units past the last end
- * at once. No block reads weights before the previous kernel is done, which tells the slots.
+ * Launch: as below, with y over portions of up to 16 slots of an expert, enough for all slots. Blocks of those past the last
+ * end at once. No block reads weights before the previous kernel is done, which tells the slots.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
  * For up to 16 rows or slots, where the time is that of reading the weight. linear_hopper.cu takes more rows, and products
@@ -123,7 +123,7 @@ namespace djinn {
 /* What a launch needs besides its arguments: sizes, whose `rows` choose the kernel, and the grid's height. */
 struct Plan {
     const djinn_linear_args &sizes;
-    unsigned groups;
+    unsigned portions;
 
     /* Shared memory for the rows of x that a block computes. */
     unsigned staged_bytes() const { return staged_bytes(sizes.rows, sizes.k); }
@@ -195,7 +195,7 @@ int launch_tensor(const Args &args, const Plan &plan, const Division &division, 
     const DeviceFacts &facts = all_devices()[current_device()];
     const unsigned needed = unsigned(Kind::SHARED_BYTES) + staged, alone = facts.block_shared / 2 + 1024;
     const unsigned shared = division.blocks <= facts.multiprocessors && needed < alone ? alone : needed;
-    return launch(kernel, dim3(division.blocks, plan.groups), Kind::THREADS, shared, stream, args, division.share);
+    return launch(kernel, dim3(division.blocks, plan.portions), Kind::THREADS, shared, stream, args, division.share);
 }
 
 template <typename T, unsigned GROUPS, unsigned EACH, bool STAGED, typename Args>
@@ -227,7 +227,7 @@ bool stages(unsigned rows, unsigned k) {
 }
 
 /*
- * Takes up to 16 rows, or slots of a group, on the tensor cores. Blocks with few units run two on a multiprocessor: one
+ * Takes up to 16 rows, or slots of a portion, on the tensor cores. Blocks with few units run two on a multiprocessor: one
  * computes while the next one's first weights arrive. If x leaves no room for two, a block takes more units.
  */
 template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
@@ -269,7 +269,7 @@ template <typename Args> int linear_rows(const Args &args, const Plan &plan, voi
     if (kernel == nullptr) {
         return cudaErrorInvalidValue;
     }
-    return launch(kernel, dim3(ceil_div(a.n, WARPS), plan.groups), THREADS, 0, stream, args);
+    return launch(kernel, dim3(ceil_div(a.n, WARPS), plan.portions), THREADS, 0, stream, args);
 }
 
 } // namespace djinn
@@ -321,12 +321,13 @@ extern "C" int djinn_linear_rounded(uint32_t rows, uint32_t k, uint32_t weight_d
 }
 
 extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream) {
-    constexpr unsigned MOST_UNITS = 65535;
+    constexpr unsigned MOST_PORTIONS = 65535;
     const djinn_linear_args &a = args->linear;
     const bool sized = a.n > 0 && a.rows > 0 && a.tile_rows > 0 && args->slots_per_row > 0;
-    const bool tiled = sized && args->chosen > 0 && uint64_t(args->chosen) * djinn::tiles_of(a) <= DJINN_LINEAR_TILES;
-    const unsigned units = djinn::units_of(args->chosen, a.rows, djinn::MOST_ROWS);
-    if (a.bias != nullptr || !tiled || units > MOST_UNITS) {
+    const bool tiled = sized && uint64_t(args->chosen) * djinn::tiles_of(a) <= DJINN_LINEAR_TILES;
+    const bool there = args->chosen > 0 && args->chosen <= args->experts;
+    const unsigned portions = djinn::portions_of(args->chosen, a.rows, djinn::MOST_ROWS);
+    if (a.bias != nullptr || !tiled || !there || portions > MOST_PORTIONS) {
         return cudaErrorInvalidValue;
     }
     if (a.encoding != DJINN_PLAIN) {
@@ -339,5 +340,5 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
     if (many && fits && djinn::serves_hopper(k, a.weight_dtype)) {
         return djinn::expert_linear_hopper(*args, stream);
     }
-    return djinn::linear_rows(*args, djinn::Plan{a, units}, stream);
+    return djinn::linear_rows(*args, djinn::Plan{a, portions}, stream);
 }

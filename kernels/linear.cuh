@@ -15,8 +15,8 @@ namespace djinn {
 /* Tiles of a weight of n rows. */
 __host__ __device__ __forceinline__ unsigned tiles_of(const djinn_linear_args &a) { return (a.n - 1) / a.tile_rows + 1; }
 
-/* Places in the order of experts' slots, from `first` to `end`. */
-struct Places {
+/* Positions in the order of experts' slots, from `first` to `end`. */
+struct SlotRange {
     uint32_t first, end;
 };
 
@@ -75,7 +75,7 @@ int linear_encoded(const djinn_linear_args &a, void *stream);
  */
 struct EncodedWide {
     int (*run)(const djinn_linear_args &a, void *stream);
-    int (*run_experts)(const djinn_expert_linear_args &a, Places places, void *stream);
+    int (*run_experts)(const djinn_expert_linear_args &a, SlotRange range, void *stream);
     bool (*adds)(const djinn_linear_args &a);
     uint64_t (*cycles)(const djinn_linear_args &a);
 };
@@ -92,7 +92,7 @@ int expert_linear_encoded(const djinn_expert_linear_args &a, void *stream);
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream);
 
 /* Takes slots that were gathered in the workspace: for many of an expert. */
-int expert_linear_wide(const djinn_expert_linear_args &a, Places places, void *stream);
+int expert_linear_wide(const djinn_expert_linear_args &a, SlotRange range, void *stream);
 
 /* Rows of x and of out, one after another. */
 struct InOrder {
@@ -120,11 +120,11 @@ struct Routed {
 
 static_assert(DJINN_LINEAR_TILES <= 32, "an expert for each lane");
 
-/* Those of one expert: lane i has the i-th expert's, and lanes past the last expert none. The previous kernel is done. */
-struct ExpertPlaces {
+/* The positions of one expert: lane i has the i-th expert's, and lanes past the last none. The previous kernel is done. */
+struct ExpertRange {
     unsigned first, end;
 
-    __device__ __forceinline__ ExpertPlaces(const djinn_expert_linear_args &a, const Places &all, unsigned lane)
+    __device__ __forceinline__ ExpertRange(const djinn_expert_linear_args &a, const SlotRange &all, unsigned lane)
         : first(all.first), end(all.first) {
         if (lane < a.chosen) {
             const uint32_t *const starts = a.starts + a.ids[lane];
@@ -146,34 +146,42 @@ __device__ __forceinline__ unsigned sum_before(unsigned count, unsigned lane) {
 }
 
 /*
- * The slots of a unit: up to `most` successive places of one expert. Units of the experts' `places` follow one another; past
- * the last there are no slots. All lanes call it. Waits for the previous kernel.
+ * The slots of a portion: up to `most` successive ones of one expert. The experts' portions follow one another; past the last
+ * there are no slots. All lanes call it. Waits for the previous kernel.
  */
-__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned unit, unsigned most, Places places) {
+__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned portion, unsigned most,
+                                           SlotRange range) {
     enter();
     const unsigned lane = threadIdx.x % 32;
-    const ExpertPlaces mine(a, places, lane);
-    const unsigned units = (mine.count() + most - 1) / most, before = sum_before(units, lane);
-    const unsigned owners = __ballot_sync(~0u, before <= unit && unit < before + units);
+    const ExpertRange mine(a, range, lane);
+    const unsigned portions = (mine.count() + most - 1) / most, before = sum_before(portions, lane);
+    const unsigned owners = __ballot_sync(~0u, before <= portion && portion < before + portions);
     const unsigned expert = owners == 0 ? 0 : __ffs(owners) - 1, tile = expert * tiles_of(a.linear);
-    const unsigned at = __shfl_sync(~0u, mine.first + (unit - before) * most, expert), end = __shfl_sync(~0u, mine.end, expert);
-    return {owners == 0 ? 0 : min(end - at, most), a.order + at, a.slots_per_row, tile, at - places.first};
+    const unsigned at = __shfl_sync(~0u, mine.first + (portion - before) * most, expert);
+    const unsigned end = __shfl_sync(~0u, mine.end, expert);
+    return {owners == 0 ? 0 : min(end - at, most), a.order + at, a.slots_per_row, tile, at - range.first};
 }
 
-/* The most units that `slots` slots of some experts have. */
-inline unsigned units_of(unsigned experts, unsigned slots, unsigned most) {
+/* The most portions that `slots` slots of some experts have. */
+inline unsigned portions_of(unsigned experts, unsigned slots, unsigned most) {
     const unsigned used = slots < experts ? slots : experts;
     return used + (slots - used) / most;
 }
 
+/* The number of shares of `share` rows, or fewer at a tile's end. */
+inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
+    const unsigned whole = (a.n - 1) / a.tile_rows, last = a.n - whole * a.tile_rows;
+    return whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
+}
+
 /*
- * How many of the `at_once` blocks of a device divide a weight, in shares of up to `most` rows. If a half or a quarter of them
- * can do it in one wave, units of several experts run side by side: blocks with more rows hide more latency.
+ * How many of the `at_once` blocks (or clusters) of a device compute a portion, in shares of up to `most` rows of the weight.
+ * If a half or a quarter of them can do it in one wave, portions run side by side: blocks with more rows hide more latency.
  */
-inline unsigned blocks_of_unit(const djinn_expert_linear_args &a, unsigned at_once, unsigned most) {
-    const unsigned units = a.order == nullptr ? 1 : a.chosen < a.linear.rows ? a.chosen : a.linear.rows;
+inline unsigned blocks_of_portion(const djinn_expert_linear_args &a, unsigned at_once, unsigned most) {
+    const unsigned experts = a.order == nullptr ? 1 : a.chosen < a.linear.rows ? a.chosen : a.linear.rows;
     unsigned apart = 1;
-    while (apart < 4 && 2 * apart <= units && a.linear.n <= uint64_t(at_once / (2 * apart)) * most) {
+    while (apart < 4 && 2 * apart <= experts && shares_of(a.linear, most) <= at_once / (2 * apart)) {
         apart *= 2;
     }
     return at_once / apart;
@@ -200,12 +208,6 @@ struct Share {
 struct Division {
     unsigned share, blocks;
 };
-
-/* The number of shares of `share` rows, or fewer at a tile's end. */
-inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
-    const unsigned whole = (a.n - 1) / a.tile_rows, last = a.n - whole * a.tile_rows;
-    return whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
-}
 
 /* Gate's half of a gated product's arguments. Up's tiles follow gate's; a tile that has both is divided. */
 inline djinn_linear_args gate_of(djinn_linear_args a) {

@@ -135,7 +135,7 @@ static unsigned lossless_shared(bool streamed, const Division &division) {
 
 static Division divide_lossless(const djinn_expert_linear_args &args) {
     constexpr unsigned MOST = 16 * LOSSLESS_GROUPS;
-    return divide(args.linear, blocks_of_unit(args, all_devices()[current_device()].multiprocessors, MOST), MOST);
+    return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), MOST);
 }
 
 /* Lets the kernels use all shared memory of a block, which also loads their code; once in a context. */
@@ -183,9 +183,9 @@ int launch_lossless(const djinn_expert_linear_args &args, const Batch &batch, co
         return cudaErrorInvalidValue;
     }
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
-    const dim3 grid(blocks, batch.units(rows));
+    const dim3 grid(blocks, batch.portions(rows));
     const unsigned ahead = LOSSLESS_WINDOW / (3 * division.share * BLOCK_ROW);
-    const EncodedFrame frame{division.share, division.blocks, stages, ahead > 1 ? ahead : 1, rows, batch.places()};
+    const EncodedFrame frame{division.share, division.blocks, stages, ahead > 1 ? ahead : 1, rows, batch.range()};
     return launch(kernel, grid, block.groups * GROUP_THREADS + supplying(STREAMED), shared, stream, args, maps, frame);
 }
 
@@ -312,11 +312,14 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
     const bool few = a.rows <= FEW_ENCODED && MOST_RING + a.rows * encoded_pitch(a.k) <= room;
     if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
         const EncodedWide *const wide = encoded_wide(a.encoding, a.weight_dtype);
-        /* Long rows, of which a weight has few: in linear_tiles.cuh, smaller units side by side take less time. As measured. */
+        /*
+         * A weight with few rows leaves blocks idle. Smaller portions side by side then take less time, and tiles of many rows
+         * take less from half as many slots on. As measured.
+         */
         const bool has_few = ceil_div(a.n, TILE_ROWS) < unsigned(all_devices()[current_device()].multiprocessors);
         const bool meanwhile = wide != nullptr && a.rows / args.experts >= (has_few ? 1 : 2) * MOST_GROUP;
         return by_batches(args, has_few ? MOST_GROUP / 2 : MOST_GROUP, stream, [&](const Batch &batch) {
-            return meanwhile ? wide->run_experts(args, batch.places(), stream) : kernels.many(args, batch, stream);
+            return meanwhile ? wide->run_experts(args, batch.range(), stream) : kernels.many(args, batch, stream);
         });
     }
     return kernels.few(args, kernels.rows(a.k), stream);

@@ -35,12 +35,12 @@ constexpr unsigned MOST_COPIED = 8, MOST_BOX = 512;
 __host__ __device__ inline unsigned encoded_pitch(unsigned k) { return k * 2 + 64; }
 
 /*
- * The weight's rows of a share, the number of shares, stages of a ring, and the most slots of an expert's block, with their
- * places. `ahead` (of linear_lossless.cuh): how many stages are copied at once while the ring is first filled.
+ * The weight's rows of a share, the number of shares, stages of a ring, the most slots of a portion, and the slots of a launch.
+ * `ahead` (of linear_lossless.cuh): how many stages are copied at once while the ring is first filled.
  */
 struct EncodedFrame {
     uint32_t share, shares, stages, ahead, most;
-    Places places;
+    SlotRange range;
 };
 
 __device__ __forceinline__ void wait_copies_but(unsigned most) {
@@ -497,7 +497,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
     }
 };
 
-/* Rows are in order if `order` is null; else a block takes a unit of up to `most` slots. */
+/* Rows are in order if `order` is null; else a block takes a portion of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS + EncodedLanes<Format, EACH, TILES, STREAMED>::SUPPLYING)
     djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
@@ -506,7 +506,7 @@ __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS + EncodedLanes<Form
     if (a.order == nullptr) {
         release_next();
     } else {
-        rows = slots_of(a, blockIdx.y, f.most, f.places);
+        rows = slots_of(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
         if constexpr (STREAMED) {

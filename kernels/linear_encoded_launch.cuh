@@ -40,7 +40,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     const DeviceFacts &device = all_devices()[current_device()];
     const djinn_linear_args &a = args.linear;
     const unsigned staged = rows * encoded_pitch(a.k), groups = groups_beside<Format>(rows, a.k);
-    const Division division = divide(a, blocks_of_unit(args, device.multiprocessors, 16 * groups), 16 * groups);
+    const Division division = divide(a, blocks_of_portion(args, device.multiprocessors, 16 * groups), 16 * groups);
     const unsigned units = ceil_div(division.share, 8);
     const unsigned each = units <= groups ? units_of_group<Format>(units) : 2;
     void (*kernel)(djinn_expert_linear_args, Maps, EncodedFrame) = djinn_linear_encoded<Format, 2, 2, false>;
@@ -75,7 +75,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     const unsigned alone = device.block_shared / 2 + 1024, shared = bytes(stages) < alone ? alone : bytes(stages);
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const unsigned experts = args.order == nullptr ? 0 : args.chosen;
-    const dim3 grid(blocks, experts == 0 ? 1 : units_of(experts, a.rows, rows));
+    const dim3 grid(blocks, experts == 0 ? 1 : portions_of(experts, a.rows, rows));
     const EncodedFrame frame{division.share, division.blocks, stages, 0, rows, {0, a.rows}};
     Maps maps = {};
     if (device.overlaps) {
@@ -149,9 +149,9 @@ int launch_streamed(const djinn_expert_linear_args &args, const Batch &batch, co
         return cudaErrorInvalidValue;
     }
     const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
-    const EncodedFrame frame{division.share, division.blocks, stages, 0, 8 * TILES, batch.places()};
+    const EncodedFrame frame{division.share, division.blocks, stages, 0, 8 * TILES, batch.range()};
     const unsigned threads = GROUP_THREADS * groups + Kernel::SUPPLYING, shared = used < alone ? alone : used;
-    return launch(kernel, dim3(blocks, batch.units(8 * TILES)), threads, shared, stream, args, maps, frame);
+    return launch(kernel, dim3(blocks, batch.portions(8 * TILES)), threads, shared, stream, args, maps, frame);
 }
 
 /* The most groups for which a ring of the least stages fits beside x. */
@@ -166,7 +166,7 @@ template <typename Format, unsigned EACH, unsigned TILES> constexpr unsigned str
 template <typename Format, unsigned TILES>
 int launch_streamed(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     constexpr unsigned MOST = 16 * streaming_groups<Format, 2, TILES>();
-    const unsigned at_once = blocks_of_unit(args, all_devices()[current_device()].multiprocessors, MOST);
+    const unsigned at_once = blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST);
     const Division division = divide(args.linear, at_once, MOST);
     return division.share <= 8 * streaming_groups<Format, 1, TILES>()
                ? launch_streamed<Format, 1, TILES>(args, batch, division, stream)

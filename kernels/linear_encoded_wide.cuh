@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(djinn::Decoding<Format, N>::THREADS, 1)
     DJINN_ON_HOPPER(djinn::EncodedWideTiles<Format, N, GATED>::run(a, maps, f));
 }
 
-/* For experts: the slots of `f.places`, whose rows of x were gathered. */
+/* For experts: the slots of `f.range`, whose rows of x were gathered. */
 template <typename Format, unsigned N>
 __global__ void __launch_bounds__(djinn::Decoding<Format, N>::THREADS, 1)
     djinn_expert_linear_encoded_wide(const __grid_constant__ djinn_expert_linear_args a,
@@ -309,7 +309,7 @@ template <typename Format> int linear_encoded_wide(const djinn_linear_args &args
 }
 
 /* Experts' tiles have 128 rows of the weight: with more, some cards would have too few tiles of a small weight. */
-template <typename Format> int expert_linear_encoded_wide(const djinn_expert_linear_args &args, Places places, void *stream) {
+template <typename Format> int expert_linear_encoded_wide(const djinn_expert_linear_args &args, SlotRange range, void *stream) {
     constexpr unsigned N = 128;
     const djinn_linear_args &a = args.linear;
     const auto kernel = djinn_expert_linear_encoded_wide<Format, N>;
@@ -322,11 +322,11 @@ template <typename Format> int expert_linear_encoded_wide(const djinn_expert_lin
     const auto encode = [&](unsigned tile, unsigned rows) {
         return maps.weights[tile].encode(a.weights[tile], rows, a.row_bytes, Decoding<Format, N>::ROWS);
     };
-    const unsigned rows = places.end - places.first;
+    const unsigned rows = range.end - range.first;
     if (!encode_map(maps.x, args.workspace, a.weight_dtype, rows, a.k, X_BOX) || !encode_tiles(a, args.chosen, encode)) {
         return cudaErrorInvalidValue;
     }
-    const RoutedFrame frame{shares_of(a, N), places};
+    const RoutedFrame frame{shares_of(a, N), range};
     const dim3 grid(SHARING * routed_clusters(args, frame, SHARING * WIDE_ROWS));
     return launch_clusters(SHARING, kernel, grid, Decoding<Format, N>::THREADS, MOST_SHARED, stream, args, maps, frame);
 }

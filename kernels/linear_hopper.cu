@@ -6,7 +6,7 @@
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
  * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the experts' slots, one block a
- * slot; then, as above, y over units of up to 64 slots of an expert. Blocks of units past the last end at once; since the
+ * slot; then, as above, y over portions of up to 64 slots of an expert. Blocks of those past the last end at once; since the
  * previous kernel may have found the slots, none reads weights before it is done. Where experts have more slots than 32 on
  * average, linear_wide.cu takes the gathered rows.
  * Shapes: as in linear.cu.
@@ -62,7 +62,7 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
         djinn_expert_linear_hopper_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             const __grid_constant__ djinn::Maps maps,                        \
                                             const __grid_constant__ djinn::Frame f) {                        \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, N, f.places);                              \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, N, f.range);                              \
         if (rows.count() > 0) {                                                                              \
             DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, djinn::Routed>::run(a.linear, rows, maps, f));        \
         }                                                                                                    \
@@ -182,14 +182,14 @@ int linear_hopper(const djinn_linear_args &a, void *stream) {
     return launch_plain(a, a, Batch{a.rounded, a.rows, plain_columns(a.rows)}, stream);
 }
 
-int gather_slots(const djinn_expert_linear_args &args, Places places, void *stream) {
+int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *stream) {
     const auto gather = args.linear.weight_dtype == DJINN_F16 ? djinn_gather_f16 : djinn_gather_bf16;
-    return launch(gather, places.end - places.first, GATHER_THREADS, 0, stream, args, places.first);
+    return launch(gather, range.end - range.first, GATHER_THREADS, 0, stream, args, range.first);
 }
 
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
     return by_batches(a, MOST_GROUP, stream, [&](const Batch &batch) {
-        return batch.n == MOST_GROUP ? expert_linear_wide(a, batch.places(), stream) : launch_plain(a, a.linear, batch, stream);
+        return batch.n == MOST_GROUP ? expert_linear_wide(a, batch.range(), stream) : launch_plain(a, a.linear, batch, stream);
     });
 }
 

@@ -28,10 +28,10 @@ struct Maps {
     CUtensorMap x;
 };
 
-/* The weight's rows of a share, the number of shares, stages of a block's ring, and the places of gathered slots. */
+/* The weight's rows of a share, the number of shares, stages of a block's ring, and the gathered slots. */
 struct Frame {
     uint32_t share, shares, stages;
-    Places places;
+    SlotRange range;
 };
 
 constexpr unsigned MOST_TILES = 4;
@@ -67,8 +67,8 @@ template <typename T, bool GATES = false> struct PlainWeight {
     }
 
     /*
-     * Copies a run of a share to a stage. If GATED, the second matrix follows the first's `tiles`. Weights are read once in a
-     * launch, so L2 evicts them before activations, which the next launches read.
+     * Copies a run of a share to a stage. If GATED, the second matrix follows the first's `tiles`. Most launches read a weight
+     * once, so L2 evicts it before activations, which the next launches read.
      */
     static __device__ __forceinline__ void copy(char *stage, const Maps &maps, unsigned tiles, const Share &share,
                                                 unsigned rows, unsigned run, Barrier &ready) {
@@ -395,15 +395,15 @@ inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsig
 
 /*
  * Rounded rows of x of a launch, of which a block takes up to `n`: in order, if there are no experts; or gathered, those of
- * the experts' slots from place `first` on.
+ * the experts' slots from position `first` on.
  */
 struct Batch {
     const void *rounded;
     unsigned rows, n, experts = 0, first = 0;
 
-    Places places() const { return {first, first + rows}; }
+    SlotRange range() const { return {first, first + rows}; }
     unsigned weights() const { return experts == 0 ? 1 : experts; }
-    unsigned units(unsigned most) const { return experts == 0 ? 1 : units_of(experts, rows, most); }
+    unsigned portions(unsigned most) const { return experts == 0 ? 1 : portions_of(experts, rows, most); }
 };
 
 template <typename Weight, typename Args>
@@ -412,7 +412,7 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
     const unsigned n = batch.n, bytes = Weight::bytes(share) + n * BLOCK_ROW;
     const unsigned beside = BLOCK_ALIGN + chosen.handed_bytes + Weight::past(share, chosen.tiles, n);
     const unsigned fit = (MOST_SHARED - beside) / bytes;
-    const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.places()};
+    const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.range()};
     const unsigned used = beside + frame.stages * bytes, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
     Maps maps;
     const auto encode = [&](unsigned tile, unsigned rows) { return Weight::encode(maps, a, tile, rows, share); };
@@ -425,30 +425,30 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
         return code;
     }
     const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
-    const dim3 grid(clusters * PARTIALS, batch.units(n));
+    const dim3 grid(clusters * PARTIALS, batch.portions(n));
     const unsigned threads = 128 * chosen.tiles + 64;
     return launch_clusters(PARTIALS, chosen.kernel, grid, threads, shared, stream, args, maps, frame);
 }
 
-/* Gathers the rows of x of the experts' slots in `places`, rounded, in the workspace: [end - first, k]. */
-int gather_slots(const djinn_expert_linear_args &args, Places places, void *stream);
+/* Gathers the rows of x of the experts' slots in `range`, rounded, in the workspace: [end - first, k]. */
+int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *stream);
 
 /*
- * Gathers the slots in the workspace, as many as fit, and calls `launch` for each batch. A unit has room for twice as many
- * slots as an expert has on average, up to `most`.
+ * Gathers the slots in the workspace, as many as fit, and calls `launch` for each batch. A portion has room for twice as
+ * many slots as an expert has on average, up to `most`.
  */
 template <typename Launch>
 int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream, const Launch &launch) {
-    /* In units of 8 they are fewer than the units of a grid can be. */
-    constexpr unsigned MOST_PLACES = 1 << 18;
+    /* A grid has up to 65,535 portions, and a portion has room for 8 slots or more. */
+    constexpr unsigned MOST_SLOTS = 1 << 18;
     const unsigned slots = args.linear.rows, wanted = plain_columns(ceil_div(2 * uint64_t(slots), args.experts));
     const unsigned n = wanted < most ? wanted : most;
     const uint64_t fit = args.workspace_bytes / (uint64_t(args.linear.k) * 2);
-    const unsigned step = fit < MOST_PLACES ? unsigned(fit) : MOST_PLACES;
+    const unsigned step = fit < MOST_SLOTS ? unsigned(fit) : MOST_SLOTS;
     for (unsigned first = 0; first < slots; first += step) {
         const unsigned rows = slots - first < step ? slots - first : step;
         const Batch batch{args.workspace, rows, n, args.chosen, first};
-        int code = gather_slots(args, batch.places(), stream);
+        int code = gather_slots(args, batch.range(), stream);
         if (code == cudaSuccess) {
             code = launch(batch);
         }

@@ -389,7 +389,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 };
 
-/* Rows are in order if `order` is null; else a block takes a unit of up to `most` slots. */
+/* Rows are in order if `order` is null; else a block takes a portion of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STREAMED), 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STR
     if (a.order == nullptr) {
         release_next();
     } else {
-        rows = slots_of(a, blockIdx.y, f.most, f.places);
+        rows = slots_of(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps));

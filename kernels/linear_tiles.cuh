@@ -42,10 +42,10 @@ __device__ __forceinline__ unsigned lane_anew() {
     return lane;
 }
 
-/* The weight's rows of a share, the number of shares, stages of the weight and of x, and the places of gathered slots. */
+/* The weight's rows of a share, the number of shares, stages of the weight and of x, and the gathered slots. */
 struct TileFrame {
     uint32_t share, shares, stages, x_stages;
-    Places places;
+    SlotRange range;
 };
 
 /* A place in a ring. */
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(TileProducts<Format, N>::THREADS, 1)
                        const __grid_constant__ TileFrame f) {
     SomeRows rows(a.linear);
     if (a.order != nullptr) {
-        rows = slots_of(a, blockIdx.y, N, f.places);
+        rows = slots_of(a, blockIdx.y, N, f.range);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER(TileProducts<Format, N>::run(a.linear, rows, maps, f));
@@ -423,10 +423,10 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
     const unsigned pairs = all_devices()[current_device()].multiprocessors / 2;
     const unsigned at_once = Kernel::CLUSTER == 2 ? 2 * pairs : PARTIALS * clusters_at_once();
     static_assert(Kernel::CLUSTER == 2 || Kernel::CLUSTER == PARTIALS);
-    const unsigned of_unit = Kernel::CLUSTER * blocks_of_unit(args, at_once / Kernel::CLUSTER, TILE_ROWS * Kernel::CLUSTER);
-    const Division division = divide(a, of_unit, TILE_ROWS);
+    const unsigned clusters = blocks_of_portion(args, at_once / Kernel::CLUSTER, TILE_ROWS * Kernel::CLUSTER);
+    const Division division = divide(a, clusters * Kernel::CLUSTER, TILE_ROWS);
     const unsigned x_stages = Kernel::x_stages(division.share);
-    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share, x_stages), x_stages, batch.places()};
+    const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share, x_stages), x_stages, batch.range()};
     Maps maps;
     const auto encode = [&](unsigned tile, unsigned rows) {
         return encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Format::PITCH, division.share,
@@ -441,7 +441,7 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
         return code;
     }
     const unsigned blocks = ceil_div(division.blocks, Kernel::CLUSTER) * Kernel::CLUSTER;
-    const dim3 grid(blocks < at_once ? blocks : at_once, batch.units(N));
+    const dim3 grid(blocks < at_once ? blocks : at_once, batch.portions(N));
     return launch_clusters(Kernel::CLUSTER, kernel, grid, Kernel::THREADS, MOST_SHARED, stream, args, maps, frame);
 }
 

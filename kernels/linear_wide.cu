@@ -131,8 +131,8 @@ struct ExpertsChoice {
     void (*kernel)(djinn_expert_linear_args, WideMaps, RoutedFrame);
     unsigned width, wave;
 
-    RoutedFrame frame(const djinn_linear_args &a, Places places) const {
-        return {ceil_div(shares_of(a, width), SHARING), places};
+    RoutedFrame frame(const djinn_linear_args &a, SlotRange range) const {
+        return {ceil_div(shares_of(a, width), SHARING), range};
     }
 };
 
@@ -140,7 +140,7 @@ template <unsigned N> static ExpertsChoice experts_choice(uint32_t dtype, unsign
     return {dtype == DJINN_F16 ? djinn_expert_linear_wide_f16<N> : djinn_expert_linear_wide_bf16<N>, N, wave};
 }
 
-int expert_linear_wide(const djinn_expert_linear_args &args, Places places, void *stream) {
+int expert_linear_wide(const djinn_expert_linear_args &args, SlotRange range, void *stream) {
     const djinn_linear_args &a = args.linear;
     /* The times of waves are those of `plan_wide`. */
     const ExpertsChoice choices[] = {experts_choice<256>(a.weight_dtype, 490), experts_choice<128>(a.weight_dtype, 265)};
@@ -148,9 +148,9 @@ int expert_linear_wide(const djinn_expert_linear_args &args, Places places, void
     if (const cudaError_t code = allow_once(allowed, a.weight_dtype, [&] { return allow_all(choices); }); code != cudaSuccess) {
         return code;
     }
-    const unsigned rows = places.end - places.first, units = units_of(args.chosen, rows, WIDE_ROWS);
+    const unsigned rows = range.end - range.first, portions = portions_of(args.chosen, rows, WIDE_ROWS);
     const auto cost = [&](const ExpertsChoice &choice) {
-        return ceil_div(choice.frame(a, places).outer * units, wide_clusters()) * choice.wave;
+        return ceil_div(choice.frame(a, range).outer * portions, wide_clusters()) * choice.wave;
     };
     const ExpertsChoice &choice = cost(choices[0]) <= cost(choices[1]) ? choices[0] : choices[1];
     WideMaps maps = {};
@@ -161,7 +161,7 @@ int expert_linear_wide(const djinn_expert_linear_args &args, Places places, void
         !encode_tiles(a, args.chosen, encode)) {
         return cudaErrorInvalidValue;
     }
-    const RoutedFrame frame = choice.frame(a, places);
+    const RoutedFrame frame = choice.frame(a, range);
     const dim3 grid(SHARING * routed_clusters(args, frame, WIDE_ROWS));
     return launch_clusters(SHARING, choice.kernel, grid, WIDE_THREADS, MOST_SHARED, stream, args, maps, frame);
 }

@@ -31,10 +31,10 @@ struct WideFrame {
     uint32_t pairs, groups_of_rows, bulk;
 };
 
-/* Shares of experts' weights, or pairs of these; the places of gathered slots. */
+/* Shares of each expert's weight, or pairs of these, and the gathered slots. */
 struct RoutedFrame {
     uint32_t outer;
-    Places places;
+    SlotRange range;
 };
 
 /*
@@ -55,13 +55,13 @@ struct RoutedPairs {
                                          unsigned pair) {
         enter();
         if (const unsigned lane = threadIdx.x; lane < 32) {
-            const ExpertPlaces mine(a, f.places, lane);
+            const ExpertRange mine(a, f.range, lane);
             const unsigned own = (mine.count() + at_once - 1) / at_once * f.outer, before = sum_before(own, lane);
             if (lane < DJINN_LINEAR_TILES) {
-                begins[lane] = before, rows[lane] = mine.first - f.places.first, ends[lane] = mine.end - f.places.first;
+                begins[lane] = before, rows[lane] = mine.first - f.range.first, ends[lane] = mine.end - f.range.first;
             }
             if (lane == DJINN_LINEAR_TILES - 1) {
-                pairs = before + own, slots = a.order + f.places.first;
+                pairs = before + own, slots = a.order + f.range.first;
             }
         }
         __syncthreads();

@@ -58,7 +58,7 @@ inline unsigned wide_clusters() { return all_devices()[current_device()].multipr
 
 /* Clusters for experts, with up to `at_once` slots in a pair of tiles. */
 inline unsigned routed_clusters(const djinn_expert_linear_args &args, const RoutedFrame &frame, unsigned at_once) {
-    const uint64_t pairs = uint64_t(frame.outer) * units_of(args.chosen, frame.places.end - frame.places.first, at_once);
+    const uint64_t pairs = uint64_t(frame.outer) * portions_of(args.chosen, frame.range.end - frame.range.first, at_once);
     return pairs < wide_clusters() ? unsigned(pairs) : wide_clusters();
 }
 

@@ -63,13 +63,14 @@ fn experts_that_no_launch_takes_are_refused() {
     let none: djinn_expert_linear_args = unsafe { std::mem::zeroed() };
     let linear = djinn_linear_args { k: 64, n: 40, tile_rows: 16, rows: 4, out_width: 40, ..none.linear };
     // Three tiles of each expert.
-    let good = djinn_expert_linear_args { linear, chosen: 1, experts: 8, slots_per_row: 2, ..none };
+    let good = djinn_expert_linear_args { linear, chosen: 1, experts: 64, slots_per_row: 2, ..none };
     let with = |linear| djinn_expert_linear_args { linear, ..good };
     let bias = [0f32; 40];
     let wrong = [
         djinn_expert_linear_args { chosen: 0, ..good },
         djinn_expert_linear_args { chosen: TILES / 3 + 1, ..good },
         djinn_expert_linear_args { chosen: u32::MAX, ..good },
+        djinn_expert_linear_args { experts: 0, ..good },
         djinn_expert_linear_args { slots_per_row: 0, ..good },
         with(djinn_linear_args { n: 0, ..linear }),
         with(djinn_linear_args { rows: 0, ..linear }),
@@ -80,10 +81,7 @@ fn experts_that_no_launch_takes_are_refused() {
     ];
     for args in wrong {
         // SAFETY: the sizes are refused, so nothing is read.
-        assert_eq!(
-            unsafe { djinn_cuda_sys::djinn_expert_linear(&args, null_mut()) },
-            INVALID_VALUE,
-            "{args:?}"
-        );
+        let code = unsafe { djinn_cuda_sys::djinn_expert_linear(&args, null_mut()) };
+        assert_eq!(code, INVALID_VALUE, "{args:?}");
     }
 }
