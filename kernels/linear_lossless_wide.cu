@@ -24,8 +24,7 @@ template <typename T> struct LosslessWide {
              * keeps. */
             return encode_bytes(kept, weight, rows, row_bytes, KEPT_ROW, box_rows, CU_TENSOR_MAP_SWIZZLE_64B,
                                 CU_TENSOR_MAP_L2_PROMOTION_NONE) &&
-                   encode_bytes(codes, weight, rows, row_bytes, CODES_ROW, box_rows, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+                   encode_bytes(codes, weight, rows, row_bytes, CODES_ROW, box_rows);
         }
     };
 

@@ -295,6 +295,12 @@ inline decltype(&cuTensorMapEncodeTiled) map_encoder() {
     return found;
 }
 
+/*
+ * How many bytes L2 loads at once for TMA: those of a line. With 256 it also loads the line beside each that TMA asks for, and
+ * often drops it before TMA asks for it too, so that memory is read more than once.
+ */
+constexpr CUtensorMapL2promotion A_LINE = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+
 /* Describes a row-major matrix of f16 or bf16 to TMA, in boxes of a block's columns and up to 256 rows. */
 inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uint32_t rows, uint32_t columns,
                        uint32_t box_rows) {
@@ -302,7 +308,7 @@ inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uin
     const cuuint64_t sizes[2] = {columns, rows}, strides[1] = {uint64_t(columns) * 2};
     const cuuint32_t box[2] = {BLOCK_COLUMNS, box_rows}, steps[2] = {1, 1};
     return map_encoder()(&map, type, 2, const_cast<void *>(matrix), sizes, strides, box, steps,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, A_LINE,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -317,14 +323,13 @@ inline bool encode_blocks(CUtensorMap &map, const void *matrix, uint32_t dtype, 
     const cuuint64_t strides[2] = {uint64_t(columns) * 2, BLOCK_ROW};
     const cuuint32_t box[3] = {BLOCK_COLUMNS, box_rows, box_blocks}, steps[3] = {1, 1, 1};
     return map_encoder()(&map, type, 3, const_cast<void *>(matrix), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                         CU_TENSOR_MAP_SWIZZLE_128B, A_LINE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Describes rows of bytes to TMA, in boxes of `box_bytes` of `box_rows` rows. */
 inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
                          uint32_t box_rows, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
-                         CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+                         CUtensorMapL2promotion promotion = A_LINE) {
     const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
     const cuuint32_t box[2] = {box_bytes / 2, box_rows}, steps[2] = {1, 1};
     return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
@@ -340,8 +345,7 @@ inline bool encode_pages(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t bo
     const cuuint64_t strides[2] = {row, kv.page_bytes};
     const cuuint32_t box[3] = {BLOCK_COLUMNS, box_rows, 1}, steps[3] = {1, 1, 1};
     return map_encoder()(&map, type, 3, kv.pages, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                         CU_TENSOR_MAP_SWIZZLE_128B, A_LINE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Describes the vectors of 16-bit or aligned int8 pages to TMA, as bytes, in boxes of a line of `box_rows` slots. */
@@ -354,7 +358,7 @@ inline bool encode_planes(CUtensorMap &map, const djinn_kv_pages &kv, uint32_t b
     const cuuint32_t box[4] = {BLOCK_ROW, box_rows, 1, 1}, steps[4] = {1, 1, 1, 1};
     return map_encoder() != nullptr &&
            map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, kv.pages, sizes, strides, box, steps,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, A_LINE,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
