@@ -7,9 +7,10 @@ The library is that of kernels/attention*.cu and kernels/kv.cu:
     nvcc -shared -Xcompiler=-fPIC -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a \\
         -o LIBRARY.so kernels/attention*.cu kernels/kv.cu kernels/device.cu
 Checks: rows against float64, for every size of head, windows and biases; a row's bits, whatever is launched with it.
-Times: medians of one layer, of Llama-3.1-8B where no other shape is named, and its share of what the card can do.
+Times: medians of one layer, of Llama-3.1-8B where no other shape is named, and its share of what the card can do; while
+decoding, beside plain reads of as many pages (scripts/reads.py).
 With --kv int8 both are of keys and values in int8, times beside bf16; checks are also of how vectors are written.
-Needs torch.
+Needs torch and nvcc.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import results
 import torch
 import torch.nn.functional as functional
 from bench_linear import Rounded
+from reads import Reader
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
@@ -504,15 +506,19 @@ DECODING = (
 )
 
 
+def copies_of_pages(case, copies):
+    return [case.pages, *(case.pages.clone() for _ in range(copies - 1))]
+
+
 def microseconds_of_decoding(case, copies):
-    """The median time of a launch for all rows of a case; `copies` of the pages take turns."""
+    """The median time of a launch for all rows of a case; copies of the pages take turns."""
     out = torch.empty(len(case.positions), case.heads, case.dim, device="cuda")
-    works, kept = [], [case.pages, *(case.pages.clone() for _ in range(copies - 1))]
-    for pages in kept:
+    works = []
+    for pages in copies:
         mine = case.args(slice(0, len(case.positions)), out)
         mine.kv.pages = pages.data_ptr()
         works.append(lambda mine=mine: case.launch(mine))
-    works *= -(-8 // copies)
+    works *= -(-8 // len(copies))
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -526,7 +532,7 @@ def microseconds_of_decoding(case, copies):
 
 
 def time_decoding(library, dtypes):
-    table = []
+    table, reader = [], Reader()
     # Each with the types, or with its own alone.
     cases = [(s, c, 32, 8, dtype) for s, c, *shape in DECODING if not shape for dtype in dtypes]
     cases += [case for case in DECODING if len(case) > 2 and torch.int8 not in dtypes]
@@ -535,13 +541,16 @@ def time_decoding(library, dtypes):
         vector = case.dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
         size = sequences * (context + 1) * case.kv_heads * 2 * vector
         # Small caches take turns, so that no cache of the card holds them.
-        us = microseconds_of_decoding(case, max(1, min(128, -(-(1 << 28) // size))))
-        del case
+        copies = copies_of_pages(case, max(1, min(128, -(-(1 << 28) // size))))
+        us = microseconds_of_decoding(case, copies)
+        read_us = reader.us(copies, chunk=case.page * vector, shuffled=True)
+        del case, copies
         # What a launch takes with one position a row.
         start = Case(library, [(0, 1)] * sequences, heads, kv_heads, dtype=dtype)
         row = {"sequences": sequences, "context": context, "heads": heads, "kv_heads": kv_heads}
         row["kv"] = str(dtype).removeprefix("torch.")
-        row |= {"us": us, "tb_per_s": size / us / 1e6, "start_us": microseconds_of_decoding(start, 8)}
+        start_us = microseconds_of_decoding(start, copies_of_pages(start, 8))
+        row |= {"us": us, "tb_per_s": size / us / 1e6, "start_us": start_us, "read_us": read_us}
         table.append(row)
         print("decode", {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return table
@@ -567,11 +576,11 @@ def markdown(report):
         rows = [
             [r["sequences"], r["context"], f"{r['heads']}/{r['kv_heads']}", r["kv"]]
             + [f"{r['us']:.1f}", f"{r['start_us']:.1f}"]
-            + [f"{r['tb_per_s']:.2f}", f"{r['tb_per_s'] / copies:.2f}"]
+            + [f"{r['tb_per_s']:.2f}", f"{r['tb_per_s'] / copies:.2f}", f"{r['read_us']:.1f}"]
             for r in report["decoding"]
         ]
         head = ["sequences", "tokens each", "heads", "keys and values", "us a layer", "us after no tokens", "TB/s"]
-        head.append(f"of a copy's {copies:.2f} TB/s")
+        head += [f"of a copy's {copies:.2f} TB/s", "us of a plain read"]
         text += results.table(0, head, rows)
     return text
 

@@ -6,7 +6,8 @@
 The library is that of scripts/bench_linear.py, with kernels/decode.cu. Checks: the bits of products and of experts' products
 are those of the plain weights, for every number of rows that is read directly, and for more, which are decoded meanwhile,
 also gated and added; escapes included. Times: medians, in turns, from a graph of launches, with other weights in each until
-they have left the cache; with --only many those of many rows, beside decoding before a plain product. Needs torch.
+they have left the cache, beside plain reads of as many bytes (scripts/reads.py); with --only many those of many rows, beside
+decoding before a plain product. Needs torch and nvcc.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 import results
 import torch
 from bench_linear import TILES, Args
+from reads import STAGE, Reader
 from timing import medians_us
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
@@ -352,9 +354,15 @@ def time_many(library):
 
 
 def time_all(library, rows_list):
-    lines = []
+    lines, reader = [], Reader()
     for n, k in SHAPES:
         products = copies_of(library, n, k, 16)
+        reads = {}
+        for encoding in (PLAIN, LOSSLESS):
+            size = n * products[0].row_bytes[encoding] // STAGE * STAGE
+            buffers = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in products]
+            reads[encoding] = reader.us(buffers, early=True)
+            del buffers
         for rows in rows_list:
             if rows > products[0].most:
                 continue
@@ -365,10 +373,9 @@ def time_all(library, rows_list):
                 lambda i, encoding=encoding: products[i].run(encoding, x, rounded, out) for encoding in (PLAIN, LOSSLESS)
             ]
             plain, packed = medians_us(works, len(products))
-            rate, packed_rate = n * k * 2 / plain / 1e6, n * products[0].row_bytes[LOSSLESS] / packed / 1e6
-            lines.append((f"{n} x {k}", rows, plain, rate, packed, packed_rate, plain / packed))
-            print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us {rate:5.2f} TB/s, lossless {packed:7.1f} us"
-                  f" {packed_rate:5.2f} TB/s, {plain / packed:5.2f} x", flush=True)
+            lines.append((f"{n} x {k}", rows, plain, reads[PLAIN], packed, reads[LOSSLESS], plain / packed))
+            print(f"{n:6} x {k:6} {rows:4} rows: plain {plain:7.1f} us (read {reads[PLAIN]:5.1f}), lossless {packed:7.1f} us"
+                  f" (read {reads[LOSSLESS]:5.1f}), {plain / packed:5.2f} x", flush=True)
         del products
     return lines
 
@@ -391,8 +398,8 @@ def main():
     if args.only in (None, "time"):
         lines = time_all(library, [int(rows) for rows in args.rows.split(",")])
     gpu = torch.cuda.get_device_name()
-    head = ["weight", "rows", "plain, us", "TB/s", "lossless, us", "TB/s", "plain / lossless"]
-    rows = [(name, rows, f"{p:.1f}", f"{r:.2f}", f"{e:.1f}", f"{er:.2f}", f"{x:.2f}") for name, rows, p, r, e, er, x in lines]
+    head = ["weight", "rows", "plain, us", "a read, us", "lossless, us", "a read, us", "plain / lossless"]
+    rows = [(name, rows, *(f"{us:.1f}" for us in times), f"{x:.2f}") for name, rows, *times, x in lines]
     if args.only == "many":
         head = ["weight", "rows", "plain, us", "decoded before, us", "meanwhile, us", "before / meanwhile", "chosen"]
         lines = time_many(library)
