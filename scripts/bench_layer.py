@@ -24,7 +24,7 @@ import torch
 from bench_attention import COUNTERS, Pages
 from bench_attention import Args as Attention
 from bench_linear import Args as Linear
-from bench_linear import Convert, Rounded, Silu
+from bench_linear import TILES, Convert, Rounded, Silu
 
 HEADS, KV_HEADS, DIM, WIDTH, INNER, PAGE = 32, 8, 128, 4096, 14336, 16
 BF16, LAYERS, SETS = 2, 32, 4
@@ -114,7 +114,7 @@ class Chain:
 
     def linear(self, layer, name, x, out, at=0, gated=False):
         n, k, pieces = WEIGHTS[name]
-        weights = (ctypes.c_void_p * 8)(*(w.data_ptr() for w in layer.weights[name]))
+        weights = (ctypes.c_void_p * TILES)(*(w.data_ptr() for w in layer.weights[name]))
         rounded = self.short[at].data_ptr() if self.rounds[k] else None
         args = Linear(x.data_ptr(), weights, None, out.data_ptr(), rounded, BF16, BF16, k, n, n // pieces, n, 0, self.rows)
         if gated:
