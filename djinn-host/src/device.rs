@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{Activations, Error, Result, Setup};
+use crate::{Activations, Error, Result, Setup, system};
 use djinn_cpu::{CpuConfig, CpuDevice, Math};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{Encoding, Ops};
@@ -135,6 +135,8 @@ impl Setup {
         let vram = vram.or(least);
         let (decoded_bytes, activation_bytes) = (workspaces.decoded_bytes, workspaces.activation_bytes);
         let max_activation_bytes = activation_bytes.max(CudaConfig::default().max_activation_bytes);
+        // Pinned memory is never swapped out, and the system ends a process that takes more than its container may have.
+        let ram = ram.or_else(|| system::memory().map(|memory| memory.available));
         let config = CudaConfig { ordinal, vram, ram, pinned_bytes, max_activation_bytes, decoded_bytes };
         work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
     }

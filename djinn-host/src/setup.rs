@@ -66,7 +66,7 @@ pub struct Setup {
     /// Cap over everything on the device, e.g. 20GiB or 20G [default: on a GPU what is free, else none]
     #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub vram: Option<u64>,
-    /// Cap over weights and swapped pages in host memory [default: none]
+    /// Cap over weights and swapped pages in host memory [default: on a GPU what is available, else none]
     #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub ram: Option<u64>,
     /// Share of the weights that stays on the device, 0 to 1 [default: as much as fits]
