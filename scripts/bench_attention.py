@@ -17,7 +17,6 @@ import argparse
 import ctypes
 import datetime
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 

@@ -14,7 +14,6 @@ of more rows that are decoded meanwhile, beside decoding before. Needs torch and
 
 import argparse
 import ctypes
-import datetime
 import sys
 from pathlib import Path
 
@@ -384,14 +383,12 @@ def main():
     if args.only == "many":
         many = time_many(library, kinds)
     if args.json:
-        gpu, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        command = "scripts/bench_blocks.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-        report = f"one machine, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n{cases} cases checked, {len(failures)} failures.\n\n"
-        report += results.table(1, ["decoded", "us", "TB/s", "of a copy"], decoded)
-        report += "\n" + results.table(2, ["product", "format", "rows", "us", "TB/s of blocks", "bf16, us", "times as fast"], products)
+        text = f"{cases} cases checked, {len(failures)} failures.\n\n"
+        text += results.table(1, ["decoded", "us", "TB/s", "of a copy"], decoded)
+        text += "\n" + results.table(2, ["product", "format", "rows", "us", "TB/s of blocks", "bf16, us", "times as fast"], products)
         head = ["product", "format", "rows", "plain, us", "decoded before, us", "meanwhile, us", "before / meanwhile", "chosen"]
-        report += "\n" + results.table(2, head, many)
-        results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "worst": worst, "cases": cases}, report)
+        text += "\n" + results.table(2, head, many)
+        results.finish(args.json, torch.cuda.get_device_name(), args.commit, failures, text, worst=worst, cases=cases)
     sys.exit(bool(failures))
 
 

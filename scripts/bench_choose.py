@@ -13,9 +13,7 @@ torch.
 
 import argparse
 import ctypes
-import datetime
 import statistics
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -272,14 +270,9 @@ def main():
         print(f"{checked} rows checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
     if args.only != "check":
         lines = time_all(library)
-    gpu = torch.cuda.get_device_name()
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    command = "scripts/bench_choose.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
-    report += f"{checked} rows of {VOCAB} logits checked, {len(failures)} failures. Microseconds by rows:\n\n"
-    report += results.table(1, ["choice", *ROWS], lines)
-    results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "checked": checked, "us": lines}, report)
-    sys.exit(bool(failures))
+    text = f"{checked} rows of {VOCAB} logits checked, {len(failures)} failures. Microseconds by rows:\n\n"
+    text += results.table(1, ["choice", *ROWS], lines)
+    results.finish(args.json, torch.cuda.get_device_name(), args.commit, failures, text, checked=checked, us=lines)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ decoding before a plain product. Needs torch and nvcc.
 import argparse
 import copy
 import ctypes
-import datetime
-import sys
 from pathlib import Path
 
 import results
@@ -395,19 +393,14 @@ def main():
         print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
     if args.only in (None, "time"):
         lines = time_all(library, [int(rows) for rows in args.rows.split(",")])
-    gpu = torch.cuda.get_device_name()
     head = ["weight", "rows", "plain, us", "a read, us", "lossless, us", "a read, us", "plain / lossless"]
     rows = [(name, rows, *(f"{us:.1f}" for us in times), f"{x:.2f}") for name, rows, *times, x in lines]
     if args.only == "many":
         head = ["weight", "rows", "plain, us", "decoded before, us", "meanwhile, us", "before / meanwhile", "chosen"]
         lines = time_many(library)
         rows = [(name, rows, *(f"{x:.1f}" for x in (p, b, m)), f"{b / m:.2f}", chosen) for name, rows, p, b, m, chosen in lines]
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    command = "scripts/bench_encoded.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
-    report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(2, head, rows)
-    results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "cases": cases}, report)
-    sys.exit(bool(failures))
+    text = f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(2, head, rows)
+    results.finish(args.json, torch.cuda.get_device_name(), args.commit, failures, text, cases=cases)
 
 
 if __name__ == "__main__":

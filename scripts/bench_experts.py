@@ -11,7 +11,6 @@ are those of the weights of the experts that a slot has. PyTorch gets rows that 
 
 import argparse
 import ctypes
-import datetime
 import sys
 from pathlib import Path
 
@@ -193,14 +192,9 @@ def main():
         print(f"{cases} cases checked, {len(failures)} failures", *failures[:20], sep="\n  ", flush=True)
     if args.only in (None, "time"):
         lines = time_products(library, [int(rows) for rows in args.rows.split(",")])
-    gpu = torch.cuda.get_device_name()
     head = ["product", "weights", "rows", "experts used", "at once, us", "one by one, us", "PyTorch, us", "at once, TB/s"]
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    command = "scripts/bench_experts.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}, PyTorch {torch.__version__}: `{command}`\n\n"
-    report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(2, head, lines)
-    results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "cases": cases}, report)
-    sys.exit(bool(failures))
+    text = f"PyTorch {torch.__version__}. {cases} cases checked, {len(failures)} failures.\n\n" + results.table(2, head, lines)
+    results.finish(args.json, torch.cuda.get_device_name(), args.commit, failures, text, cases=cases)
 
 
 if __name__ == "__main__":

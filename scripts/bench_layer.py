@@ -13,7 +13,6 @@ another, with the card's clock and power, beside the products alone and cuBLAS's
 
 import argparse
 import ctypes
-import datetime
 import statistics
 import subprocess
 import time
@@ -268,10 +267,8 @@ def main():
             print("   products alone", *(f"{us:.1f}" for us in medians(two, 3)), flush=True)
         del chains
     print(*failures, sep="\n")
-    gpu, date = torch.cuda.get_device_name(), datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: us for a layer\n\n" + results.table(1, head, lines)
-    results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures}, report)
-    raise SystemExit(bool(failures))
+    text = "Microseconds of a layer:\n\n" + results.table(1, head, lines)
+    results.finish(args.json, torch.cuda.get_device_name(), args.commit, failures, text)
 
 
 if __name__ == "__main__":

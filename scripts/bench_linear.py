@@ -15,10 +15,7 @@ turns. Needs torch.
 
 import argparse
 import ctypes
-import datetime
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import results
@@ -275,19 +272,14 @@ def main():
         print("worst errors, of what is allowed:", worst)
     if args.only != "check":
         lines, gates = time_all(libraries, args.rows)
-    gpu = torch.cuda.get_device_name()
     head = ["product", "rows", "us", *(["former, us"] if args.former else []), "cuBLAS, us", "to f32, us", "TFLOP/s"]
     rows = [
         (name, rows, *(f"{us:.1f}" for us in times), "" if tera is None else f"{tera:.0f}") for name, rows, times, tera in lines
     ]
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    command = "scripts/bench_linear.py " + " ".join(a for a in sys.argv[1:] if "/" not in a)
-    report = f"{results.machine(gpu)}, {gpu}, {date}, kernels of {args.commit}: `{command}`\n\n"
-    report += f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(1, head, rows)
+    text = f"{cases} cases checked, {len(failures)} failures.\n\n" + results.table(1, head, rows)
     gated = [(model, rows, f"{once:.1f}", f"{steps:.1f}") for model, rows, once, steps in gates]
-    report += "\ngate_up with silu and rounding:\n\n" + results.table(1, ["model", "rows", "us", "in three steps, us"], gated)
-    results.write(args.json, {"date": date, "gpu": gpu, "commit": args.commit, "failures": failures, "worst": worst, "cases": cases}, report)
-    sys.exit(bool(failures))
+    text += "\ngate_up with silu and rounding:\n\n" + results.table(1, ["model", "rows", "us", "in three steps, us"], gated)
+    results.finish(args.json, torch.cuda.get_device_name(), args.commit, failures, text, worst=worst, cases=cases)
 
 
 if __name__ == "__main__":
