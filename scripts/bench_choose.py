@@ -193,14 +193,16 @@ def settings(random, at):
 
 def check(library):
     random = np.random.default_rng(1)
-    steps = [1e4, 2.0]
-    logits = np.stack([np.round(random.standard_normal(VOCAB) * 5 * step) / step for step in steps * 128]).astype(np.float32)
+    # Logits of a model, many equal ones, and many close ones: by deviation and by steps in 1.
+    kinds = [(5, 1e4), (5, 2), (0.5, 1e6), (5, 1e4)] * 64
+    logits = np.stack([np.round(random.standard_normal(VOCAB) * wide * steps) / steps for wide, steps in kinds]).astype(np.float32)
     logits[:, ::97] = -np.inf
     device, rows = torch.from_numpy(logits).cuda(), [settings(random, at) for at in range(256)]
     whole = Call(library, device, rows).drawn()
     failures, checked = [], 0
-    for at in range(0, 256, 2):
-        at += at // 2 % 2
+    for at in range(256):
+        if at % 4 == 3:
+            continue
         wrong = compare(logits[at], rows[at], whole[at])
         checked += wrong is not None
         if wrong:
@@ -238,11 +240,16 @@ def median_us(work, repeats=7, each=20):
 
 def time_all(library):
     random, lines = np.random.default_rng(2), []
-    logits = torch.randn(256, VOCAB, device="cuda").mul_(3)
+    # As of a model with random weights, whose probabilities are even, and as of a trained one.
+    even, logits = (torch.randn(256, VOCAB, device="cuda").mul_(deviation) for deviation in (1.25, 3))
     top_p = dict(temperature=1.0, top_p=0.9)
     kinds = {
         "greedy": dict(),
+        "temperature 1": dict(temperature=1.0),
+        "temperature 1, even logits": dict(temperature=1.0),
+        "top-k 50": dict(temperature=1.0, top_k=50),
         "top-p 0.9": top_p,
+        "top-p 0.9, even logits": top_p,
         "and 300 biases": dict(tokens=changes(random, 300, 0), **top_p),
         "and penalties of 256 generated tokens": dict(tokens=changes(random, 0, 256), frequency=0.5, latest=5, **top_p),
         "and a repetition penalty of 4,096 tokens": dict(tokens=changes(random, 0, 4096), repetition=1.2, latest=5, **top_p),
@@ -250,7 +257,8 @@ def time_all(library):
         "and the 20 most probable": dict(best=20, logprob=True, **top_p),
     }
     for name, kind in kinds.items():
-        times = [median_us(Call(library, logits, [Row(seed=at, **kind) for at in range(rows)]).run) for rows in ROWS]
+        of = even if "even" in name else logits
+        times = [median_us(Call(library, of, [Row(seed=at, **kind) for at in range(rows)]).run) for rows in ROWS]
         lines.append((name, *(f"{us:.1f}" for us in times)))
         print(name, *lines[-1][1:], "us", flush=True)
     return lines

@@ -11,7 +11,7 @@ const VOCABS: [usize; 7] = [1, 2, 31, 257, 1024, 4099, LARGE];
 const LARGE: usize = 128_256;
 
 /// Settings without what counts the random numbers.
-const DRAWS: [Draw; 13] = {
+const DRAWS: [Draw; 14] = {
     let warm = Draw { temperature: 0.8, logprob: true, ..Draw::GREEDY };
     [
         Draw::GREEDY,
@@ -27,6 +27,7 @@ const DRAWS: [Draw; 13] = {
         Draw { temperature: 2.5, top_k: 1000, top_p: 0.95, logprob: false, ..warm },
         Draw { temperature: 10.0, top_p: 0.999, ..warm },
         Draw { top_k: 7, top_p: 0.6, min_p: 0.1, ..warm },
+        Draw { temperature: 0.02, top_k: 200, ..warm },
     ]
 };
 
