@@ -4,17 +4,20 @@
 use djinn_cuda::{CudaConfig, CudaDevice, Error, probe};
 use djinn_device::conformance::{self, Tolerance};
 use djinn_device::{Device, Space};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Whether there is a card to test; says so if not.
-fn card() -> bool {
+/// The card's turn, if there is one to test; says so if not. Tests take turns: none may make a device while another's work
+/// is captured.
+fn card() -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
     match probe(0) {
-        Ok(_) => true,
+        Ok(_) => Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
         Err(error) if std::env::var_os("DJINN_REQUIRE_CUDA").is_some_and(|value| value == "1") => {
             panic!("DJINN_REQUIRE_CUDA=1, but {error}")
         }
         Err(Error::NoDriver | Error::NoSuchDevice { .. }) => {
             println!("no CUDA driver: not run");
-            false
+            None
         }
         Err(error) => panic!("{error}"),
     }
@@ -26,14 +29,14 @@ fn capped() -> CudaConfig {
 
 #[test]
 fn conforms_under_caps() {
-    if card() {
+    if let Some(_turn) = card() {
         conformance::run_all(|| CudaDevice::new(capped()).unwrap(), Tolerance::ROUNDING);
     }
 }
 
 #[test]
 fn conforms_without_caps() {
-    if card() {
+    if let Some(_turn) = card() {
         conformance::device(|| CudaDevice::new(CudaConfig::default()).unwrap());
     }
 }
@@ -41,7 +44,7 @@ fn conforms_without_caps() {
 /// A conversion workspace of a few rows: products run in pieces.
 #[test]
 fn computes_in_pieces() {
-    if card() {
+    if let Some(_turn) = card() {
         let config = CudaConfig { max_activation_bytes: 1, ..capped() };
         conformance::ops(|| CudaDevice::new(config).unwrap(), Tolerance::ROUNDING);
     }
@@ -49,7 +52,7 @@ fn computes_in_pieces() {
 
 #[test]
 fn the_cap_holds_and_is_refused_when_too_small() {
-    if card() {
+    if let Some(_turn) = card() {
         let device = CudaDevice::new(capped()).unwrap();
         let (limit, reserved) = (device.usage(Space::Device).limit, device.info().reserved_bytes);
         assert_eq!(limit + reserved, 2 << 30);
@@ -64,7 +67,7 @@ fn the_cap_holds_and_is_refused_when_too_small() {
 
 #[test]
 fn a_device_moves_between_threads() {
-    if card() {
+    if let Some(_turn) = card() {
         let device = CudaDevice::new(capped()).unwrap();
         let stream = device.stream().unwrap();
         let buffer = device.alloc(Space::Host, 4096).unwrap();
