@@ -103,8 +103,8 @@ impl CudaDevice {
     ///
     /// # Errors
     /// If driver, cuBLASLt or card are missing or too old, if the cap is less than what context and workspaces
-    /// take, or if the card has less free. While another device of the process captures work on the same card, and then
-    /// that device is lost.
+    /// take, or if the card has less free. Or if another device of the process captures work on the same card at that
+    /// time: that device is then lost as well.
     pub fn new(config: CudaConfig) -> crate::Result<Self> {
         let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let (context, share) = Context::open(config.ordinal)?;
