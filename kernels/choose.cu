@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(djinn::CHOOSE_THREADS, djinn::CHOOSE_BLOCKS)
 
 namespace djinn {
 
-/* The dynamic shared memory of a block with so many tokens. */
+/* The bytes of dynamic shared memory of a block whose run has `share` tokens. */
 template <unsigned RANKS> unsigned shared_bytes(unsigned share) {
     return sizeof(ChooseShared<RANKS>) + (RANKS > 1 ? share * sizeof(float) : 0);
 }
