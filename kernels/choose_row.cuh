@@ -50,7 +50,7 @@ struct alignas(16) Parcel {
     uint32_t words[4];
 };
 
-/* What is merged has no effect by default. */
+/* The values below can be merged, in any order; one without values changes nothing. */
 
 /* The greatest key, and the first token that has it. */
 struct Best {
@@ -206,7 +206,7 @@ template <unsigned RANKS> struct ChooserRow {
         return mine;
     }
 
-    /* Shows a value of this block to all blocks of the row; `shown` has it after the next barrier. By one warp at least. */
+    /* Shows a value of this block to all blocks of the row; `shown` has it after the next barrier. */
     template <typename T> __device__ void show(T block) {
         if (threadIdx.x < RANKS) {
             send<RANKS>(shared().blocks[turn][rank], threadIdx.x, pack_up(block));

@@ -128,7 +128,7 @@ template <unsigned RANKS> struct ChooserSearch : ChooserRow<RANKS> {
             return uint64_t(exp2f(-float(bucket % OCTAVE) / OCTAVE) * 0x1p24f);
         }
         __device__ uint64_t operator()(unsigned bucket, uint64_t sum) const {
-            return bucket / OCTAVE < 64 ? (sum * part(bucket)) >> (bucket / OCTAVE) : 0;
+            return (sum * part(bucket)) >> (bucket / OCTAVE);
         }
         /* The least sum that weighs so much. */
         __device__ uint64_t sum_of(unsigned bucket, uint64_t weight) const {
