@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(DECODE_THREADS)
         lossless_run<T>(from, a.k, first, quad, w);
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
-            const unsigned column = first + step * 16 + 4 * quad;
+            const unsigned column = first + step * 16 + lossless_column(quad);
             if (a.k % 4 == 0) {
                 if (column < a.k) {
                     *reinterpret_cast<uint2 *>(to + column) = w[step];

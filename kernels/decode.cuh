@@ -34,9 +34,12 @@ __device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned
     wait_copies<0>();
 }
 
+/* The first of the four successive columns, of every 16, that a lane gets of `lossless_run`. */
+__device__ __forceinline__ unsigned lossless_column(unsigned quad) { return quad % 2 * 8 + quad / 2 * 4; }
+
 /*
- * Decodes 64 columns of a lossless row of k, from `column` on: the lane's four neighbours of every 16. Past the row they are
- * arbitrary.
+ * Decodes 64 columns of a lossless row of k, from `column` on: four successive ones of every 16. Past the row they are
+ * arbitrary. The lanes of a quad call it together.
  */
 template <typename T>
 __device__ __forceinline__ void lossless_run(const char *row, unsigned k, unsigned column, unsigned quad, uint2 (&w)[4]) {
@@ -44,7 +47,14 @@ __device__ __forceinline__ void lossless_run(const char *row, unsigned k, unsign
     const uint32_t *tail = Lossless<T>::tail(row, padded);
     auto of_row = Lossless<T>::row(tail);
     if (Lossless<T>::run(row + column, row + padded + column / 2, of_row.bases, quad, w)) {
-        Lossless<T>::template mend<Lanes::NEIGHBOURS>(of_row, column, quad, w);
+        Lossless<T>::mend(of_row, column, quad, w);
+    }
+    /* Lanes have two columns of each half. Two lanes exchange them. */
+    const unsigned lanes = 0xfu << (threadIdx.x % 32 & ~3u);
+#pragma unroll
+    for (uint2 &four : w) {
+        const uint32_t other = __shfl_xor_sync(lanes, quad % 2 == 0 ? four.y : four.x, 1);
+        four = quad % 2 == 0 ? uint2{four.x, other} : uint2{other, four.y};
     }
 }
 

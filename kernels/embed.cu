@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(THREADS) djinn_embed_lossless(const __grid_con
             const auto pack = *reinterpret_cast<const Pack<T, 4> *>(&w[step]);
 #pragma unroll
             for (unsigned i = 0; i < 4; ++i) {
-                const unsigned column = first + step * 16 + 4 * quad + i;
+                const unsigned column = first + step * 16 + lossless_column(quad) + i;
                 if (column < a.width) {
                     a.out[size_t(blockIdx.x) * a.width + column] = widen(pack.at[i]);
                 }

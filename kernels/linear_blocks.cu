@@ -15,6 +15,7 @@ template <djinn_encoding E> struct BlockLanes {
     using Type = f16;
     using Format = Blocks<E>;
     using Prepared = typename Format::Prepared;
+    static constexpr Lanes LANES = Lanes::NEIGHBOURS;
     static constexpr bool PREPARES = Format::IS_PREPARED, IS_COMMON = Format::IS_COMMON;
     static constexpr unsigned segments(unsigned each) { return PREPARES && each == 1 ? 4 : 2; }
     /* A box has up to two segments. It begins at a multiple of 16, up to SHIFT bytes before the first. */

@@ -13,6 +13,7 @@ namespace djinn {
 template <typename T> struct LosslessLanes {
     using Type = T;
     using Code = Lossless<T>;
+    static constexpr Lanes LANES = Lanes::HALVES;
     static constexpr bool PREPARES = false, IS_COMMON = true;
     static constexpr unsigned BYTES = 128, PITCH = BYTES + 16;
     static constexpr unsigned segments(unsigned) { return 1; }
@@ -58,7 +59,7 @@ template <typename T> struct LosslessLanes {
     static __device__ __forceinline__ void mend(Rows<Kernel::EACH_UNITS> &of, unsigned stage, unsigned, unsigned part,
                                                 unsigned quad, typename Kernel::Weights &w) {
         constexpr unsigned EACH = Kernel::EACH_UNITS;
-        Code::template mend_all<Lanes::NEIGHBOURS, EACH>((stage * PARTIALS + part) * RUN, quad, of.at, w);
+        Code::template mend_all<EACH>((stage * PARTIALS + part) * RUN, quad, of.at, w);
     }
 };
 
@@ -85,34 +86,35 @@ template <typename T> struct LosslessTiles {
         }
     };
 
-    /* Two rows, the second 8 after the first. */
     struct Stage {
+        /* The row that the lane reads for `load_bytes`, of 8. */
         unsigned row, apart;
 
         __device__ __forceinline__ Stage() {}
+        /* `low` is the lane's first row. */
         __device__ __forceinline__ Stage(unsigned low, unsigned, unsigned apart, unsigned, unsigned, unsigned, unsigned)
-            : row(low), apart(apart) {}
+            : row(low + (threadIdx.x % 8 - threadIdx.x % 32 / 4) * BLOCK_ROW), apart(apart) {}
 
         __device__ __forceinline__ void decode(Rows &of, unsigned halves, unsigned, unsigned column, unsigned part,
                                                unsigned quad, uint2 (&w)[2][4]) const {
-            /* The 128-byte swizzle of 16-byte chunks. Rows begin at multiples of 128. */
-            const unsigned turn = row >> 3 & 0x70, lane = row + 2 * quad;
-            const unsigned kept = lane + part / 2 * apart + (part % 2 * RUN ^ turn), codes = lane + 2 * apart + (part * 32 ^ turn);
-            decode_rows<T, BLOCK_ROW, BLOCK_ROW>(of.at, halves, kept, codes, column, quad, w);
+            /* The 128-byte swizzle of 16-byte chunks: units begin at multiples of 8 rows. */
+            const unsigned turn = threadIdx.x % 8 * 16, chunk = threadIdx.x % 32 / 8;
+            const unsigned kept = row + part / 2 * apart + (part % 2 * RUN + chunk * 16 ^ turn);
+            const unsigned codes = row + 2 * apart + chunk / 2 * 8 * BLOCK_ROW + (part * 32 + chunk % 2 * 16 ^ turn);
+            RunOfTwo<T> run;
+            run.load(kept, codes, BLOCK_ROW);
+            run.decode(of.at, halves, column, quad, w);
         }
     };
 };
 
-/*
- * A block for a share of some rows: its groups, and the units of each. Groups of two units read STREAMED rows of x half as
- * often.
- */
+/* A block for a share of some rows: its groups, and the units of each. Few units are spread over more warps. */
 struct LosslessBlock {
     unsigned groups, each;
 };
-static LosslessBlock lossless_block(unsigned share, bool streamed) {
+static LosslessBlock lossless_block(unsigned share) {
     const unsigned units = ceil_div(share, 8);
-    return units <= (streamed ? 1 : LOSSLESS_GROUPS) ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
+    return units <= lossless_groups(1) ? LosslessBlock{units, 1} : LosslessBlock{ceil_div(units, 2), 2};
 }
 
 /* Bytes of a block's partial sums; of all but its stages, with `staged` bytes of x; and of a stage without x. */
@@ -134,7 +136,7 @@ static unsigned lossless_shared(bool streamed, const Division &division) {
 }
 
 static Division divide_lossless(const djinn_expert_linear_args &args) {
-    constexpr unsigned MOST = 16 * LOSSLESS_GROUPS;
+    constexpr unsigned MOST = 16 * lossless_groups(2);
     return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), MOST);
 }
 
@@ -167,7 +169,7 @@ int launch_lossless(const djinn_expert_linear_args &args, const Batch &batch, co
     if (const cudaError_t code = allow_lossless<Format>(); code != cudaSuccess) {
         return code;
     }
-    const LosslessBlock block = lossless_block(division.share, STREAMED);
+    const LosslessBlock block = lossless_block(division.share);
     const unsigned rows = batch.n;
     const unsigned beside = lossless_beside(block, rows, STREAMED ? 0 : rows * encoded_pitch(a.k));
     const unsigned shared = lossless_shared(STREAMED, division);
@@ -205,7 +207,7 @@ int launch_lossless_by(const djinn_expert_linear_args &args, const Batch &batch,
 template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
     const djinn_linear_args &a = args.linear;
     const Division division = divide_lossless(args);
-    const LosslessBlock block = lossless_block(division.share, false);
+    const LosslessBlock block = lossless_block(division.share);
     const auto fits = [&](unsigned rows) {
         return lossless_beside(block, rows, rows * encoded_pitch(a.k)) + 2 * lossless_stage(block) <= LEAST_SHARED;
     };
@@ -249,7 +251,7 @@ int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, voi
                    : launch_tiles_of<Tiles>(args, batch, stream);
     }
     const Division division = divide_lossless(args);
-    return launch_lossless_by<Format, true>(args, batch, division, lossless_block(division.share, true).each, stream);
+    return launch_lossless_by<Format, true>(args, batch, division, lossless_block(division.share).each, stream);
 }
 
 template <typename T>

@@ -10,11 +10,11 @@
  * columns of a stage, for all groups, to a ring of their own.
  * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn.
  *
- * A format has: `Type` of a decoded weight; the segments of a stage, the boxes that they are copied in, where a box begins
- * in a row, and the pitch of a box's rows (an odd multiple of 16 bytes, so that lanes that read 4 bytes of 8 rows have no
- * bank conflicts); `lane_at`, where a lane's place in a row begins; `Rows`, what it keeps of a share's rows, which `expect`
- * starts to read and `begin` waits for; `prepare`; `run` and `run_unusual`, which decode a unit's part of a segment; `mend`,
- * called after them.
+ * A format has: `Type` of a decoded weight; LANES, a lane's columns; the segments of a stage, the boxes that they are copied
+ * in, where a box begins in a row, and the pitch of a box's rows (an odd multiple of 16 bytes, so that lanes that read 4 bytes
+ * of 8 rows have no bank conflicts); `lane_at`, where a lane's place in a row begins; `Rows`, what it keeps of a share's rows,
+ * which `expect` starts to read and `begin` waits for; `prepare`; `run` and `run_unusual`, which decode a unit's part of a
+ * segment; `mend`, called after them.
  */
 #ifndef DJINN_LINEAR_ENCODED_CUH
 #define DJINN_LINEAR_ENCODED_CUH
@@ -57,10 +57,12 @@ __device__ __forceinline__ void wait_copies_but(unsigned most) {
 
 /*
  * Rounds x to shared memory, by the first `threads` threads of a block. Each lane of a quad has two fours of every 32
- * columns, stored together. APART: a four is stored as its first and third, then its second and fourth column.
+ * columns, stored together: columns as lanes have them of the weight. APART: a four of neighbours is stored as its first and
+ * third, then its second and fourth column.
  */
-template <typename T, bool APART>
+template <typename T, Lanes L, bool APART>
 __device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const SomeRows &rows, unsigned staged, unsigned threads) {
+    static_assert(L == Lanes::NEIGHBOURS || !APART);
     constexpr unsigned BATCH = 4;
     const unsigned chunks = a.k / 8, all = rows.count() * chunks;
     for (unsigned first = threadIdx.x; first < all; first += BATCH * threads) {
@@ -78,13 +80,18 @@ __device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const So
         for (unsigned i = 0; i < BATCH; ++i) {
             const unsigned at = first + i * threads, chunk = at % chunks;
             if (at < all) {
-                const unsigned in = chunk / 4 * 64 + chunk % 2 * 32 + chunk / 2 % 2 * 8;
-                const unsigned to = staged + at / chunks * encoded_pitch(a.k) + in;
+                const unsigned to = staged + at / chunks * encoded_pitch(a.k) + chunk / 4 * 64 + chunk / 2 % 2 * 8;
 #pragma unroll
                 for (unsigned half = 0; half < 2; ++half) {
                     const float4 &v = x[i][half];
-                    *reinterpret_cast<uint2 *>(shared_at(to + half * 16)) =
-                        APART ? uint2{pack<T>(v.x, v.z), pack<T>(v.y, v.w)} : uint2{pack<T>(v.x, v.y), pack<T>(v.z, v.w)};
+                    if constexpr (L == Lanes::HALVES) {
+                        const unsigned lanes = to + half * 32 + chunk % 2 * 4;
+                        *reinterpret_cast<uint32_t *>(shared_at(lanes)) = pack<T>(v.x, v.y);
+                        *reinterpret_cast<uint32_t *>(shared_at(lanes + 16)) = pack<T>(v.z, v.w);
+                    } else {
+                        *reinterpret_cast<uint2 *>(shared_at(to + chunk % 2 * 32 + half * 16)) =
+                            APART ? uint2{pack<T>(v.x, v.z), pack<T>(v.y, v.w)} : uint2{pack<T>(v.x, v.y), pack<T>(v.z, v.w)};
+                    }
                 }
             }
         }
@@ -351,7 +358,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
             await_previous();
         }
         if constexpr (!STREAMED) {
-            stage_fours<T, APART>(a, rows, shared_address(staged), blockDim.x);
+            stage_fours<T, Format::LANES, APART>(a, rows, shared_address(staged), blockDim.x);
         }
         __syncthreads();
         if constexpr (PREPARES) {

@@ -4,10 +4,10 @@
  *
  * The weight's rows are the wide operand of the tensor cores, x the narrow one, as in linear_encoded.cuh. A block has up to
  * 64 rows of the weight: a group of PARTIALS warps, one for each partial sum, for every 8 EACH rows. A producer warp copies
- * segments of all rows to a ring of stages, in pieces of 128 bytes of a row. Where rows begin at multiples of 32 bytes, a
- * piece is whole sectors. Consumer warps wait for stages only, not for one another, and load a segment before they multiply
- * the one before. x is given rounded and STREAMED: a second producer warp copies the same columns of it to each stage. Or,
- * for few slots of experts, the block first rounds all of it to shared memory.
+ * segments of all rows to a ring of stages, in pieces of 128 bytes of a row. Consumer warps wait for stages only, not for one
+ * another. They load and decode a segment while the one before is multiplied. x is given rounded and STREAMED: a second
+ * producer warp copies the same columns of it to each stage. Or, for few slots of experts, the block first rounds all of it to
+ * shared memory.
  *
  * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
  */
@@ -21,8 +21,9 @@
 
 namespace djinn {
 
-/* The most groups of a block, and stages of its ring. */
-constexpr unsigned LOSSLESS_GROUPS = 4, LOSSLESS_STAGES = 16;
+/* The most groups of a block, by the units of each; and stages of its ring. */
+constexpr unsigned lossless_groups(unsigned each) { return each == 1 ? 5 : 4; }
+constexpr unsigned LOSSLESS_STAGES = 16;
 
 /* The most bytes of the weight in flight in a block while its ring is first filled. */
 constexpr unsigned LOSSLESS_WINDOW = 60 * 1024;
@@ -34,63 +35,74 @@ struct LosslessBarriers {
     Barrier ready[LOSSLESS_STAGES], x_ready[LOSSLESS_STAGES], free[LOSSLESS_STAGES];
 };
 
-/* Loads 8 rows of 16 bytes into each register, from addresses in 8 lanes each: lane l gets 4 bytes of row l / 4. */
-template <unsigned ROWS, unsigned COUNT>
-__device__ __forceinline__ void load_chunks(uint32_t (&to)[ROWS][COUNT][1], unsigned address) {
-    static_assert(ROWS * COUNT == 2 || ROWS * COUNT == 4);
-    if constexpr (ROWS * COUNT == 2) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(to[0][0][0]), "=r"(to[0][1][0])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        constexpr unsigned HALF = 2 / COUNT;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0][0][0]), "=r"(to[0][1][0]), "=r"(to[HALF][2 % COUNT][0]), "=r"(to[HALF][3 % COUNT][0])
-                     : "r"(address)
-                     : "memory");
-    }
+/*
+ * Loads 16 bytes of 8 rows into each register: lane l gets the four of row l / 4 that begin at 4 (l % 4). Each address of a row
+ * comes from one lane, those for the first register from lanes 0 to 7.
+ */
+__device__ __forceinline__ void load_chunks(uint32_t &first, uint32_t &second, unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(first), "=r"(second)
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void load_chunks(uint32_t &first, uint32_t &second, uint32_t &third, uint32_t &fourth,
+                                            unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(first), "=r"(second), "=r"(third), "=r"(fourth)
+                 : "r"(address)
+                 : "memory");
 }
 
-/*
- * Decodes a run of two rows, the second 8 rows after the first, or of the first alone. `kept` and `codes` are where the
- * lane's signs and mantissas, and codes, begin in swizzled rows of KEPT and CODES bytes. w[..][s] gets the lane's columns
- * (Lanes::HALVES) of the 16 from 16 s on.
- */
-template <typename T, unsigned KEPT, unsigned CODES>
-__device__ __forceinline__ void decode_rows(typename Lossless<T>::Ahead (&of)[2], unsigned count, unsigned kept,
-                                            unsigned codes, unsigned column, unsigned quad, uint2 (&w)[2][4]) {
-    using Code = Lossless<T>;
-    const auto two = [&](unsigned at) { return uint32_t(*reinterpret_cast<const uint16_t *>(shared_at(at))); };
-    uint32_t bytes[2][4][2], code[2][2][2];
-    const auto load = [&](unsigned high) {
-#pragma unroll
-        for (unsigned i = 0; i < 2; ++i) {
-            const unsigned from = (codes ^ i * 16) + high * 8 * CODES;
-            code[high][i][0] = two(from), code[high][i][1] = two(from + 8);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i) {
-            const unsigned from = (kept ^ i * 16) + high * 8 * KEPT;
-            bytes[high][i][0] = two(from), bytes[high][i][1] = two(from + 8);
-        }
-    };
-    load(0);
-    if (count == 1) {
-        Code::decode(bytes[0], code[0], of[0].bases, w[0]);
-        Code::template mend_all<Lanes::HALVES, 1>(column, quad, of, w);
-#pragma unroll
-        for (unsigned step = 0; step < 4; ++step) {
-            w[1][step] = {0, 0};
-        }
-    } else {
-        /* All loads come before the decoding. */
-        load(1);
-        Code::decode(bytes[0], code[0], of[0].bases, w[0]);
-        Code::decode(bytes[1], code[1], of[1].bases, w[1]);
-        Code::template mend_all<Lanes::HALVES, 2>(column, quad, of, w);
-    }
+/* Loads 16 bytes of the lane's own. With a plain load, nvcc 13.0 does not end. */
+__device__ __forceinline__ void load_sixteen(uint32_t &first, uint32_t &second, uint32_t &third, uint32_t &fourth,
+                                             unsigned address) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(first), "=r"(second), "=r"(third), "=r"(fourth)
+                 : "r"(address)
+                 : "memory");
 }
+
+/* Loads a run's signs and mantissas of 8 rows. Lane l's address is that of chunk l / 8 of row l % 8. */
+__device__ __forceinline__ void load_bytes(uint32_t (&to)[4], unsigned address) {
+    load_chunks(to[0], to[1], to[2], to[3], address);
+}
+
+/* Loads a run's codes of one or two units of 8 rows. Lane l's address is that of chunk l / 8 % 2 of row l % 8, unit l / 16. */
+__device__ __forceinline__ void load_codes(uint32_t (&to)[1][2], unsigned address) {
+    load_chunks(to[0][0], to[0][1], address);
+}
+__device__ __forceinline__ void load_codes(uint32_t (&to)[2][2], unsigned address) {
+    load_chunks(to[0][0], to[0][1], to[1][0], to[1][1], address);
+}
+
+/* A run of two rows, the second 8 rows after the first. */
+template <typename T> struct RunOfTwo {
+    using Code = Lossless<T>;
+    uint32_t bytes[2][4], codes[2][2];
+
+    /* From the lane's addresses for `load_bytes` and `load_codes`; rows of signs and mantissas are `apart`. */
+    __device__ __forceinline__ void load(unsigned bytes_at, unsigned codes_at, unsigned apart) {
+        load_codes(codes, codes_at);
+        load_bytes(bytes[0], bytes_at);
+        load_bytes(bytes[1], bytes_at + 8 * apart);
+    }
+
+    /* Decodes both, or the first alone. w[..][s] gets the lane's columns of the 16 from 16 s on. */
+    __device__ __forceinline__ void decode(typename Code::Ahead (&of)[2], unsigned count, unsigned column, unsigned quad,
+                                           uint2 (&w)[2][4]) const {
+        Code::decode(bytes[0], codes[0], of[0].bases, w[0]);
+        if (count == 1) {
+            Code::template mend_all<1>(column, quad, of, w);
+#pragma unroll
+            for (unsigned step = 0; step < 4; ++step) {
+                w[1][step] = {0, 0};
+            }
+        } else {
+            Code::decode(bytes[1], codes[1], of[1].bases, w[1]);
+            Code::template mend_all<2>(column, quad, of, w);
+        }
+    }
+};
 
 /* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct LosslessRows {
@@ -150,10 +162,12 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             const unsigned to = ring + slot * (BOXES * box + X_BYTES), ready = shared_address(&barriers.ready[slot]);
             Barrier::arrive_expecting_at(ready, bytes);
             /* Past a row's columns, other bytes of the row are read; past its end, zeros. */
-            const CUtensorMap &map = maps.weights[share.tile];
-            copy_box_to(to, map, segment * SEGMENT / 2, share.row, ready);
-            copy_box_to(to + box, map, segment * SEGMENT / 2 + 64, share.row, ready);
-            copy_box_to(to + 2 * box, map, (a.k + segment * SEGMENT / 2) / 2, share.row, ready);
+            const auto copy = [&](unsigned i, unsigned column) {
+                copy_box_to(to + i * box, maps.weights[share.tile], column, share.row, ready, leaves_first());
+            };
+            copy(0, segment * SEGMENT / 2);
+            copy(1, segment * SEGMENT / 2 + 64);
+            copy(2, (a.k + segment * SEGMENT / 2) / 2);
         });
     }
 
@@ -195,14 +209,12 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             await_previous();
         }
         if constexpr (!STREAMED) {
-            stage_fours<T, false>(a, rows, staged, threads);
+            stage_fours<T, Lanes::HALVES, false>(a, rows, staged, threads);
             meet(threads);
         }
-        /* In a stage of x: the lane's row of the first 8, and its four columns of the first 16. */
-        const unsigned of_x = row_of_x<STREAMED>(row), x_chunk = (quad / 2 ^ of_x % 8) * 16 + quad % 2 * 8;
-        const unsigned x_at = pin(BOXES * box + part * X_BOX + of_x * BLOCK_ROW + x_chunk);
         /* Where a lane reads for `load_chunks`: 16 bytes of a row, of which each lane of a quad gets 4. */
         const unsigned in = lane % 8, chunk = lane / 8;
+        const unsigned x_at = pin(BOXES * box + part * X_BOX + in * BLOCK_ROW + (chunk ^ in) * 16);
         const unsigned kept = pin(part / 2 * box + (first + in) * BLOCK_ROW + ((part % 2 * 4 + chunk) ^ in) * 16);
         const unsigned codes = pin(2 * box + (first + chunk / 2 % EACH * 8 + in) * BLOCK_ROW + ((part * 2 + chunk % 2) ^ in) * 16);
         /* Of the current stage: its barriers, their parity, and where it is. */
@@ -240,63 +252,76 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
                 x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
-            /* Loaded of a segment while the one before is multiplied: the weight's, and of x what was multiplied. */
-            uint32_t code[EACH][2][1], bytes[EACH][1][4][1];
-            Four fours[4][TILES];
+            /*
+             * Loaded of a segment while the one before is multiplied: the weight's, and of x what was multiplied. A warp
+             * decodes while those products run, so it does not wait for each of them.
+             */
+            uint32_t code[EACH][2], bytes[EACH][4];
+            typename Products::Fours fours[2][TILES];
             const auto load = [&] {
-                load_chunks(code, at + codes);
+                load_codes(code, at + codes);
 #pragma unroll
                 for (unsigned unit = 0; unit < EACH; ++unit) {
-                    load_chunks(bytes[unit], at + kept + unit * 8 * BLOCK_ROW);
+                    load_bytes(bytes[unit], at + kept + unit * 8 * BLOCK_ROW);
                 }
             };
-            const auto load_x = [&](unsigned step) {
+            /* Those of two steps. */
+            const auto load_x = [&](unsigned half) {
 #pragma unroll
                 for (unsigned tile = 0; tile < TILES; ++tile) {
+                    typename Products::Fours &two = fours[half][tile];
                     if constexpr (STREAMED) {
-                        const unsigned from = (at + x_at ^ step * 32) + tile * 8 * BLOCK_ROW;
-                        fours[step][tile] = *reinterpret_cast<const Four *>(shared_at(from));
-                    } else if (step % 2 == 1) {
-                        const auto two = *reinterpret_cast<const typename Products::Fours *>(shared_at(x[tile] + step / 2 * 64));
-                        fours[step - 1][tile] = two.at[0], fours[step][tile] = two.at[1];
-                        x[tile] += step == 3 ? SEGMENT * 2 : 0;
+                        const unsigned from = (at + x_at ^ half * 64) + tile * 8 * BLOCK_ROW;
+                        load_chunks(two.at[0].low, two.at[0].high, two.at[1].low, two.at[1].high, from);
+                    } else {
+                        load_sixteen(two.at[0].low, two.at[0].high, two.at[1].low, two.at[1].high, x[tile] + half * 64);
+                        x[tile] += half * SEGMENT * 2;
                     }
+                }
+            };
+            const auto decode = [&](typename Products::Weights &w) {
+#pragma unroll
+                for (unsigned unit = 0; unit < EACH; ++unit) {
+                    Code::decode(bytes[unit], code[unit], of.at[unit].bases, w[unit]);
+                }
+            };
+            const auto multiply = [&](const typename Products::Weights &w, unsigned step) {
+#pragma unroll
+                for (unsigned tile = 0; tile < TILES; ++tile) {
+                    Products::multiply_step(sums, w, step, tile, fours[step / 2][tile].at[step % 2]);
                 }
             };
             wait();
             if (runs > 0) {
                 load();
-#pragma unroll
-                for (unsigned step = 0; step < 4; ++step) {
-                    load_x(step);
-                }
+                load_x(0);
+                load_x(1);
             }
             leave();
-#pragma unroll 1
-            for (unsigned run = 1, column = part * RUN; run <= runs; ++run, column += SEGMENT) {
+            if (runs > 0) {
+                unsigned column = part * RUN;
                 typename Products::Weights w;
-#pragma unroll
-                for (unsigned unit = 0; unit < EACH; ++unit) {
-                    Code::decode(bytes[unit][0], code[unit], of.at[unit].bases, w[unit]);
-                }
-                Code::template mend_all<Lanes::NEIGHBOURS, EACH>(column, quad, of.at, w);
-                const bool goes_on = run < runs;
-                if (goes_on) {
+                decode(w);
+                Code::template mend_all<EACH>(column, quad, of.at, w);
+#pragma unroll 1
+                for (unsigned run = 1; run < runs; ++run) {
+                    column += SEGMENT;
                     wait();
                     load();
+#pragma unroll
+                    for (unsigned step = 0; step < 4; ++step) {
+                        multiply(w, step);
+                        if (step % 2 == 1) {
+                            load_x(step / 2);
+                        }
+                    }
+                    decode(w);
+                    leave();
+                    Code::template mend_all<EACH>(column, quad, of.at, w);
                 }
 #pragma unroll
                 for (unsigned step = 0; step < 4; ++step) {
-#pragma unroll
-                    for (unsigned tile = 0; tile < TILES; ++tile) {
-                        Products::multiply_step(sums, w, step, tile, fours[step][tile]);
-                    }
-                    if (goes_on) {
-                        load_x(step);
-                    }
-                }
-                if (goes_on) {
-                    leave();
+                    multiply(w, step);
                 }
             }
             if (max(runs, 1u) < segments) {
@@ -323,7 +348,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (unsigned i = 0; i < 2 * EACH; ++i) {
-                const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
+                const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
                 parts[(part * 8 * TILES + x_row) * width + group * ROWS + i / 2 * 8 + lane / 4] = sums[0][tile][i];
             }
         }
@@ -391,7 +416,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
 /* Rows are in order if `order` is null; else a block takes a portion of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
-__global__ void __launch_bounds__(GROUP_THREADS *LOSSLESS_GROUPS + supplying(STREAMED), 1)
+__global__ void __launch_bounds__(GROUP_THREADS * lossless_groups(EACH) + supplying(STREAMED), 1)
     djinn_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
                           const __grid_constant__ EncodedFrame f) {
     SomeRows rows(a.linear);

@@ -130,12 +130,15 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     /* Computes a warp's part of all shares. `own` is which of the block's partial sums it has. */
     __device__ __forceinline__ void compute(unsigned own, unsigned warp, unsigned lane) {
         const Units units(f.share);
-        const unsigned row = units.first(warp) * 8 + lane / 4, quad = lane % 4, count = units.count(warp);
+        const unsigned first = units.first(warp) * 8, row = first + lane / 4, quad = lane % 4, count = units.count(warp);
         const unsigned bytes = pin_shared(stage_bytes(f.share)), ring_at = pin_shared(shared_address(ring));
         const unsigned stages = pin_shared(f.stages);
-        const unsigned kept_at = pin(row * KEPT + 2 * quad + (own * RUN ^ turn_of<KEPT>(row)));
-        const unsigned codes_at = pin(kept_bytes(f.share) + row * CODES + 2 * quad + (own * RUN / 2 ^ turn_of<CODES>(row)));
-        const unsigned x_at = pin_shared(weight_bytes(f.share) + own * X_BOX), columns = pin_shared(count > 0 ? a.k : 0);
+        /* Where the lane reads for `load_bytes` and `load_codes`, in a stage. */
+        const unsigned in = lane % 8, chunk = lane / 8;
+        const unsigned kept_at = pin((first + in) * KEPT + (own * RUN + chunk * 16 ^ turn_of<KEPT>(in)));
+        const unsigned codes_row = kept_bytes(f.share) + (first + chunk / 2 * 8 + in) * CODES;
+        const unsigned codes_at = pin(codes_row + (own * RUN / 2 + chunk % 2 * 16 ^ turn_of<CODES>(in)));
+        const unsigned x_at = pin_shared(weight_bytes(f.share) + own * X_BOX), runs = pin_shared(runs_of(a, rank * OWN + own));
         const unsigned ready = pin_shared(shared_address(barriers.ready)), free = pin_shared(shared_address(barriers.free));
         const unsigned x_ready = pin_shared(shared_address(barriers.x_ready));
         unsigned slot = 0, parity = 0, index = blockIdx.x / CLUSTER;
@@ -162,16 +165,19 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
                     Barrier::arrive_own(read);
                 }
             };
+            const auto advance = [&] {
+                read = free + slot * 8;
+                if (++slot == stages) {
+                    slot = 0, parity ^= 1;
+                }
+            };
             const auto run = [&](Weights &w, const Weights &before) {
                 const unsigned at = ring_at + slot * bytes;
                 Barrier::wait_at(ready + slot * 8, parity);
-                if (column < columns) {
-                    decode_rows<T, KEPT, CODES>(of, count, at + kept_at, at + codes_at, column, quad, w);
-                } else {
-#pragma unroll
-                    for (unsigned step = 0; step < 4; ++step) {
-                        w[0][step] = w[1][step] = {0, 0};
-                    }
+                if (count > 0) {
+                    RunOfTwo<T> stored;
+                    stored.load(at + kept_at, at + codes_at, KEPT);
+                    stored.decode(of, count, column, quad, w);
                 }
                 column += PARTIALS * RUN;
                 Barrier::wait_at(x_ready + slot * 8, parity);
@@ -186,15 +192,12 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
                 wait_products<1>();
                 hold(before);
                 tell();
-                read = free + slot * 8;
-                if (++slot == stages) {
-                    slot = 0, parity ^= 1;
-                }
+                advance();
             };
 #pragma unroll 1
-            for (unsigned segment = 0; segment < segments; segment += 2) {
+            for (unsigned i = 0; i < runs; i += 2) {
                 run(even, odd);
-                if (segment + 1 < segments) {
+                if (i + 1 < runs) {
                     run(odd, even);
                 }
             }
@@ -202,6 +205,12 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
             hold(even);
             hold(odd);
             tell();
+            /* The last segment may have no run of this part. */
+            if (runs < segments) {
+                Barrier::wait_at(ready + slot * 8, parity);
+                advance();
+                tell();
+            }
             settle(sums);
             if (turns == 0) {
                 /* Both blocks' barriers are initialised from here on. */

@@ -29,8 +29,8 @@ template <typename T> struct LosslessWide {
     };
 
     /*
-     * COUNT rows, in units of 8. Four lanes take a row of each unit. Each takes 8 of its columns, and the 8 columns 16 further
-     * on, whose codes are in the same bytes.
+     * COUNT rows, in units of 8. Four lanes take a row of each unit. Each takes 8 bytes of 16, which have four successive
+     * columns of each half, and the 8 bytes 16 further on, whose codes are in the same bytes.
      */
     template <unsigned COUNT> struct Rows {
         static constexpr unsigned UNITS = COUNT / 8, AT_ONCE = 2, COPIED = COUNT * (KEPT_ROW + CODES_ROW);
@@ -48,7 +48,7 @@ template <typename T> struct LosslessWide {
             /* The swizzles are the same for every eighth row. */
             kept_at = row * KEPT_ROW + ((quad / 2 * 32) ^ (row / 2 % 4 * 16)) + quad % 2 * 8;
             codes_at = COUNT * KEPT_ROW + row * CODES_ROW + quad * 8;
-            chunk = ((quad / 2 * 4 + quad % 2) ^ row) * 16;
+            chunk = (quad / 2 * 4 ^ row) * 16 + quad % 2 * 8;
         }
 
         /* Copies a run of rows from `first` of a tile on, by one lane. */
@@ -78,12 +78,15 @@ template <typename T> struct LosslessWide {
 #pragma unroll
                 for (unsigned i = 0; i < AT_ONCE; ++i) {
                     uint2 w[4];
-                    Lossless<T>::decode({{low[i].x}, {high[i].x}, {low[i].y}, {high[i].y}}, {{codes[i].x}, {codes[i].y}},
+                    Lossless<T>::decode({low[i].x, high[i].x, low[i].y, high[i].y}, {codes[i].x, codes[i].y},
                                         of.bases[FIRST + i], w);
                     found |= Lossless<T>::has_escape(codes[i]) ? 1u << (FIRST + i) : 0;
                     char *const line = to + (FIRST + i) * 8 * BLOCK_ROW;
-                    *reinterpret_cast<uint4 *>(line + of.chunk) = {w[0].x, w[0].y, w[2].x, w[2].y};
-                    *reinterpret_cast<uint4 *>(line + (of.chunk ^ 32)) = {w[1].x, w[1].y, w[3].x, w[3].y};
+                    const auto store = [&](unsigned chunk, uint32_t first, uint32_t second) {
+                        *reinterpret_cast<uint2 *>(line + (of.chunk ^ chunk * 16)) = {first, second};
+                    };
+                    store(0, w[0].x, w[2].x), store(1, w[0].y, w[2].y);
+                    store(2, w[1].x, w[3].x), store(3, w[1].y, w[3].y);
                 }
                 return found;
             }

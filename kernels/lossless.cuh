@@ -1,6 +1,7 @@
 /*
  * Rows of djinn-lossless (its `LosslessRow`): for each value a byte of sign and mantissa, and a code of 4 bits for its
- * exponent; and a list of escapes, the values that have no code. k is a multiple of 64 here.
+ * exponent; and a list of escapes, the values that have no code. k is a multiple of 64 here. Four successive bytes, and codes,
+ * of each 16 are those of a lane's columns (Lanes::HALVES), whose fragment of the operand they become.
  */
 #ifndef DJINN_LOSSLESS_CUH
 #define DJINN_LOSSLESS_CUH
@@ -37,15 +38,12 @@ template <typename T> struct Lossless {
         return {(*tail & 0xff) * (0x00010001u << EXPONENT), tail, 1};
     }
 
-    /*
-     * The first or the SECOND two of a lane's four bytes of 16 columns, which are in one word, or two each in two words.
-     * `spread` puts each in the low byte of 16 bits, `twice` in both bytes.
-     */
-    template <bool SECOND, unsigned WORDS> static __device__ __forceinline__ uint32_t spread(const uint32_t (&bytes)[WORDS]) {
-        return __byte_perm(bytes[SECOND ? WORDS - 1 : 0], 0, SECOND && WORDS == 1 ? 0x4342 : 0x4140);
+    /* The first or the SECOND two of four bytes. `spread` puts each in the low byte of 16 bits, `twice` in both bytes. */
+    template <bool SECOND> static __device__ __forceinline__ uint32_t spread(uint32_t bytes) {
+        return __byte_perm(bytes, 0, SECOND ? 0x4342 : 0x4140);
     }
-    template <bool SECOND, unsigned WORDS> static __device__ __forceinline__ uint32_t twice(const uint32_t (&bytes)[WORDS]) {
-        return __byte_perm(bytes[SECOND ? WORDS - 1 : 0], 0, SECOND && WORDS == 1 ? 0x3322 : 0x1100);
+    template <bool SECOND> static __device__ __forceinline__ uint32_t twice(uint32_t bytes) {
+        return __byte_perm(bytes, 0, SECOND ? 0x3322 : 0x1100);
     }
 
     /*
@@ -67,13 +65,12 @@ template <typename T> struct Lossless {
     }
 
     /* Decodes a run of a row: w[s] gets the lane's four of the 16 columns from 16 s on, whose bytes are `kept[s]`. */
-    template <unsigned WORDS>
-    static __device__ __forceinline__ void decode(const uint32_t (&kept)[4][WORDS], const uint32_t (&codes)[2][WORDS],
-                                                  uint32_t bases, uint2 (&w)[4]) {
+    static __device__ __forceinline__ void decode(const uint32_t (&kept)[4], const uint32_t (&codes)[2], uint32_t bases,
+                                                  uint2 (&w)[4]) {
 #pragma unroll
         for (unsigned group = 0; group < 2; ++group) {
             const uint32_t first = spread<false>(codes[group]), second = spread<true>(codes[group]);
-            const auto &low = kept[2 * group], &high = kept[2 * group + 1];
+            const uint32_t low = kept[2 * group], high = kept[2 * group + 1];
             w[2 * group] = {pair<false>(twice<false>(low), first, bases), pair<false>(twice<true>(low), second, bases)};
             w[2 * group + 1] = {pair<true>(twice<false>(high), first, bases), pair<true>(twice<true>(high), second, bases)};
         }
@@ -156,9 +153,9 @@ template <typename T> struct Lossless {
          * Puts the next escape in its place, if it is in the run that begins at `first`. Returns whether another one may be:
          * then call `seek_all`.
          */
-        template <Lanes L> __device__ __forceinline__ bool mend(unsigned first, unsigned quad, uint2 (&w)[4]) {
+        __device__ __forceinline__ bool mend(unsigned first, unsigned quad, uint2 (&w)[4]) {
             const bool is_here = column < first + RUN;
-            put<L>(entry, column - first, quad, w);
+            put(entry, column - first, quad, w);
             own &= is_here ? own - 1 : ~0u;
             column = is_here ? ~0u : column;
             return is_here & ((own != 0) | (left >= 16));
@@ -192,7 +189,7 @@ template <typename T> struct Lossless {
     }
 
     /* Puts the escapes of ROWS rows' runs that begin at `first` in their places. Without any, it is one branch. */
-    template <Lanes L, unsigned ROWS>
+    template <unsigned ROWS>
     static __device__ __forceinline__ void mend_all(unsigned first, unsigned quad, Ahead *rows, uint2 (*w)[4]) {
         const auto has_any = [&] {
             unsigned next = rows[0].column;
@@ -209,7 +206,7 @@ template <typename T> struct Lossless {
 #pragma unroll
             for (unsigned i = 0; i < ROWS; ++i) {
                 if (ROWS == 1 || __any_sync(~0u, rows[i].column < first + RUN)) {
-                    may_be_more |= rows[i].template mend<L>(first, quad, w[i]);
+                    may_be_more |= rows[i].mend(first, quad, w[i]);
                 }
             }
             goes_on = __any_sync(~0u, may_be_more);
@@ -226,28 +223,26 @@ template <typename T> struct Lossless {
      */
     static __device__ __forceinline__ bool run(const char *kept, const char *codes, uint32_t bases, unsigned quad,
                                                uint2 (&w)[4]) {
-        uint32_t bytes[4][1], code[2][1], escapes = 0;
+        uint32_t bytes[4], code[2], escapes = 0;
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
-            bytes[step][0] = four_bytes<Lanes::NEIGHBOURS, 4>(kept + 16 * step, quad);
+            bytes[step] = *reinterpret_cast<const uint32_t *>(kept + 16 * step + 4 * quad);
         }
 #pragma unroll
         for (unsigned group = 0; group < 2; ++group) {
-            code[group][0] = four_bytes<Lanes::NEIGHBOURS, 4>(codes + 16 * group, quad);
+            code[group] = *reinterpret_cast<const uint32_t *>(codes + 16 * group + 4 * quad);
             /* The highest bit of each byte tells whether a code is 15. */
-            escapes |= ((code[group][0] & 0x0f0f0f0fu) + 0x71717171u) | ((code[group][0] >> 4 & 0x0f0f0f0fu) + 0x71717171u);
+            escapes |= ((code[group] & 0x0f0f0f0fu) + 0x71717171u) | ((code[group] >> 4 & 0x0f0f0f0fu) + 0x71717171u);
         }
         decode(bytes, code, bases, w);
         return (escapes & 0x80808080u) != 0;
     }
 
     /* Puts an escape in its place, if column `at` of the run is one of the lane's. */
-    template <Lanes L>
     static __device__ __forceinline__ void put(uint32_t entry, unsigned at, unsigned quad, uint2 (&w)[4]) {
         /* What `prmt` takes of a word and the entry: the word alone, or the entry's upper half and the word's other half. */
         constexpr unsigned NONE = 0x3210;
-        const bool is_mine = (L == Lanes::NEIGHBOURS ? at % 16 / 4 : at % 8 / 2) == quad;
-        const bool is_second = L == Lanes::NEIGHBOURS ? at % 4 / 2 != 0 : at % 16 / 8 != 0;
+        const bool is_mine = at % 8 / 2 == quad, is_second = at % 16 / 8 != 0;
         const unsigned half = at % 2 == 0 ? 0x3276 : 0x7610;
         const unsigned first = is_mine && !is_second ? half : NONE, second = is_mine && is_second ? half : NONE;
         /* No branch, and no memory indexed by `at`, which the compiler would make of this. */
@@ -265,7 +260,6 @@ template <typename T> struct Lossless {
     }
 
     /* Puts the escapes of the run that begins at `column` in their places. */
-    template <Lanes L>
     static __device__ __forceinline__ void mend(Row &row, unsigned column, unsigned quad, uint2 (&w)[4]) {
         const unsigned count = *row.tail >> 16;
 #pragma unroll 1
@@ -275,7 +269,7 @@ template <typename T> struct Lossless {
             if (int(at) >= 64) {
                 break;
             }
-            put<L>(entry, at, quad, w);
+            put(entry, at, quad, w);
         }
     }
 };

@@ -70,13 +70,18 @@ __device__ __forceinline__ uint64_t leaves_first() {
     return policy;
 }
 
-/* Like `copy_box`, with an L2 policy. */
+/* Like `copy_box_to`, with an L2 policy. */
+__device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map, unsigned column, unsigned row,
+                                            unsigned barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, Barrier &barrier,
                                          uint64_t policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
-                 "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)), "l"(policy)
-                 : "memory");
+    copy_box_to(shared_address(to), map, column, row, shared_address(&barrier), policy);
 }
 
 /*

@@ -50,9 +50,20 @@ class ExpertArgs(ctypes.Structure):
     ]
 
 
+def row_bytes(k):
+    """Bytes of a row of k values, as djinn-lossless has them."""
+    least = -(-(k // 2 * 3 + 4 + 4 * (4 + k // 300)) // 16) * 16
+    lines = -(-least // 128) * 128
+    return lines if (lines - least) * 64 <= least else least
+
+
 def capacity(k):
     """Escapes that a row has room for."""
-    return (-(-(4 + 4 * (4 + k // 256)) // 16) * 16 - 4) // 4
+    return (row_bytes(k) - k // 2 * 3 - 4) // 4
+
+
+# Which column of 16 is at each place.
+ORDER = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
 
 
 def encode(weight):
@@ -68,8 +79,9 @@ def encode(weight):
         escape |= bits & 7 != 0
     code = torch.where(escape, 15, code)
     kept = (bits >> 8 & 0x80) | (bits >> 3 & 0x7F if half else bits & 0x7F)
-    groups = code.view(n, -1, 2, 16)
+    groups = code.view(n, -1, 2, 16)[..., ORDER]
     codes = (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(n, -1)
+    kept = kept.view(n, -1, 16)[..., ORDER].reshape(n, -1)
     counts = escape.sum(1)
     if int(counts.max()) > capacity(k):
         return None
@@ -294,7 +306,7 @@ def check_many(library):
     for dtype in DTYPES:
         for n, k, pieces in [*shapes, (20000, 1024, 1), (3584, 512, 4)]:
             # No escape, a few, and more than a block keeps at hand.
-            product = Product(library, n, k, pieces, dtype, n == 4096, {64: None, 320: 0, 8192: 29}.get(k, 2 + k // 1024))
+            product = Product(library, n, k, pieces, dtype, n == 4096, {64: None, 320: 0, 8192: 24}.get(k, 2 + k // 1024))
             inputs = torch.randn(2048, k, device="cuda")
             for rows in (129, 256, 257, 300, 512, 1000, 2048):
                 x, rounded = inputs[:rows], inputs[:rows].to(dtype)

@@ -13,6 +13,8 @@ const HEAD: usize = 4;
 const ENTRY: usize = 4;
 /// The code of a value that is in the list.
 const ESCAPE: u8 = 15;
+/// A line of memory. Rows of many values end at a multiple.
+const LINE: usize = 128;
 
 /// The layout of an encoded row with a number of values, and the way there and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,15 +117,16 @@ impl LosslessRow {
         self.groups() * GROUP..self.groups() * (GROUP + GROUP / 2)
     }
 
-    /// The escapes that a row has room for: at least 4 and one for each 256 values, filled up to 16 bytes.
+    /// The escapes that a row has room for: at least 4 and one for each 300 values.
     pub const fn capacity(self) -> usize {
-        let wanted = HEAD + ENTRY * (4 + self.columns / 256);
-        (wanted.next_multiple_of(16) - HEAD) / ENTRY
+        (self.bytes() - self.codes().end - HEAD) / ENTRY
     }
 
-    /// Bytes of an encoded row; a multiple of 16.
+    /// Bytes of an encoded row: a multiple of 128 where that adds at most a 64th to the least multiple of 16.
     pub const fn bytes(self) -> usize {
-        self.codes().end + HEAD + ENTRY * self.capacity()
+        let least = (self.codes().end + HEAD + ENTRY * (4 + self.columns / 300)).next_multiple_of(16);
+        let lines = least.next_multiple_of(LINE);
+        if (lines - least) * 64 <= least { lines } else { least }
     }
 
     /// Whether an encoded row is at least 3 % smaller than a plain one.
@@ -232,9 +235,10 @@ impl LosslessRow {
             let mut padded = [partial[0]; GROUP];
             padded[..partial.len()].copy_from_slice(partial);
             encode_group::<F>(&padded, base, kept, codes);
-            kept[partial.len()..].fill(0);
-            for at in partial.len()..GROUP {
-                codes[at % 16] &= if at < 16 { 0xf0 } else { 0x0f };
+            for column in partial.len()..GROUP {
+                let place = place_of(column);
+                kept[place] = 0;
+                codes[place % 16] &= if place < 16 { 0xf0 } else { 0x0f };
             }
             escapes += usize::from(escapes_in(codes));
         }
@@ -276,7 +280,7 @@ fn encode_group<F: Form>(
 ) {
     let mut wide = [0; GROUP];
     for i in 0..GROUP {
-        let value = u16::from_le_bytes(values[i]);
+        let value = u16::from_le_bytes(values[column_at(i)]);
         kept[i] = F::sign_mantissa(value);
         // An exponent below the base wraps to a large number.
         let code = F::exponent(value).wrapping_sub(base).min(ESCAPE);
@@ -298,9 +302,20 @@ fn decode_group<F: Form>(kept: &[u8; GROUP], codes: &[u8; GROUP / 2], base: u8, 
     for i in 0..GROUP {
         values[i] = F::value(kept[i], base, wide[i]);
     }
-    for (out, value) in out.iter_mut().zip(values) {
-        *out = value.to_le_bytes();
+    for i in 0..GROUP {
+        out[i] = values[place_of(i)].to_le_bytes();
     }
+}
+
+/// Where each 16 columns' values are among their 16: in the order 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15. Four
+/// in succession are those that a lane has of an operand of the matrix units (PTX ISA, `wgmma`, fragments of A).
+const fn place_of(column: usize) -> usize {
+    column / 16 * 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2
+}
+
+/// The inverse of [`place_of`].
+const fn column_at(place: usize) -> usize {
+    place / 16 * 16 + place % 16 / 4 * 2 + place % 4 / 2 * 8 + place % 2
 }
 
 /// The number of escapes among the codes of a group.
@@ -310,7 +325,7 @@ fn escapes_in(codes: &[u8; GROUP / 2]) -> u8 {
 }
 
 fn code_at(codes: &[u8], column: usize) -> u8 {
-    let byte = codes[column / GROUP * 16 + column % 16];
+    let byte = codes[column / GROUP * 16 + place_of(column % 16)];
     if column % GROUP < 16 { byte & 15 } else { byte >> 4 }
 }
 

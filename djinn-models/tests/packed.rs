@@ -313,8 +313,8 @@ fn every_cut_and_every_changed_byte_is_found() {
 #[test]
 fn other_versions_and_other_files_are_named() {
     let (mut packed, _) = small();
-    packed[8] = 2;
-    refused(packed.clone(), "version 2 of the packed format, in packed file in memory, is not supported");
+    packed[8] = 1;
+    refused(packed.clone(), "version 1 of the packed format, in packed file in memory, is not supported");
     packed[0] = b'X';
     refused(packed, "it is no packed file");
 }
@@ -358,7 +358,7 @@ fn more_bands_than_a_file_can_have_are_refused() {
     let bands = 300_000_u64;
     let mut prefix = [0; 64];
     prefix[..8].copy_from_slice(b"DJNPACK\n");
-    for (at, number) in [(8, 1), (16, 8), (24, 8), (32, bands), (40, 64)] {
+    for (at, number) in [(8, 2), (16, 8), (24, 8), (32, bands), (40, 64)] {
         prefix[at..at + 8].copy_from_slice(&number.to_le_bytes());
     }
     let table = vec![0; bands as usize * 72];

@@ -8,7 +8,7 @@ use std::io;
 
 pub(super) const MAGIC: [u8; 8] = *b"DJNPACK\n";
 /// The only version that is written and read.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 pub(super) const PREFIX_BYTES: u64 = 64;
 /// Bands begin at multiples of this.
 const ALIGN: u64 = 64;
