@@ -45,7 +45,6 @@ fn pickled(location: &Location) -> Option<Error> {
 /// The error of a load for which flags asked for memory, each for some bytes. A flag is named if the load would have
 /// fitted without it.
 pub(crate) fn blame(error: HostError, asked: &[(&str, u64)]) -> Error {
-    use djinn_vmu::Error::Device;
     let of = |fits: &dyn Fn(u64) -> bool| {
         let found = asked.iter().find(|(_, bytes)| *bytes > 0 && fits(*bytes));
         found.map(|(flag, bytes)| format!("{flag} of {}", size::human(*bytes)))
@@ -62,12 +61,11 @@ pub(crate) fn blame(error: HostError, asked: &[(&str, u64)]) -> Error {
                 None => error.into(),
             }
         }
-        HostError::Engine(
-            EngineError::Device(DeviceError::OutOfMemory { space: Space::Host, requested_bytes, .. })
-            | EngineError::Memory(Device(DeviceError::OutOfMemory {
-                space: Space::Host, requested_bytes, ..
-            })),
-        ) => match of(&|bytes| bytes == *requested_bytes) {
+        HostError::Engine(EngineError::Device(DeviceError::OutOfMemory {
+            space: Space::Host,
+            requested_bytes,
+            ..
+        })) => match of(&|bytes| bytes == *requested_bytes) {
             Some(flag) => Error::from(error).context(format!("{flag} is too much")),
             None => error.into(),
         },

@@ -116,6 +116,7 @@ impl From<djinn_vmu::Error> for Error {
     fn from(error: djinn_vmu::Error) -> Self {
         match error {
             djinn_vmu::Error::Cancelled => Error::Cancelled,
+            djinn_vmu::Error::Device(error) => Error::Device(error),
             error => Error::Memory(error),
         }
     }

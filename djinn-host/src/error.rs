@@ -141,12 +141,10 @@ impl Error {
     /// Whether an existing device failed, so that a new one must be made, possibly by another process.
     pub fn is_device_lost(&self) -> bool {
         use djinn_device::Error::DeviceLost;
-        use djinn_engine::Error::{Device, Memory};
+        use djinn_engine::Error::Device;
         match self {
             Error::Gpu { source, .. } => source.is_of_context(),
-            Error::Cpu(error) | Error::Engine(Device(error) | Memory(djinn_vmu::Error::Device(error))) => {
-                matches!(error, DeviceLost { .. })
-            }
+            Error::Cpu(error) | Error::Engine(Device(error)) => matches!(error, DeviceLost { .. }),
             _ => false,
         }
     }

@@ -146,8 +146,8 @@ fn of_plan<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a MemoryError> {
 }
 
 fn of_device<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a DeviceError> {
-    match (of_engine(cause), of_memory(cause)) {
-        (Some(EngineError::Device(error)), _) | (_, Some(MemoryError::Device(error))) => Some(error),
+    match of_engine(cause) {
+        Some(EngineError::Device(error)) => Some(error),
         _ => cause.downcast_ref(),
     }
 }

@@ -223,3 +223,21 @@ impl IntoResponse for ApiError {
         response
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_device_is_told_alike_wherever_it_was_noticed() {
+        let lost = || djinn_device::Error::DeviceLost { reason: "it fell off the bus".to_owned() };
+        let own = EngineError::from(lost());
+        let of_memory = EngineError::from(djinn_vmu::Error::from(lost()));
+        for error in [&own, &of_memory] {
+            assert_eq!(ApiError::of_engine(error, "id").status, StatusCode::SERVICE_UNAVAILABLE, "{error:?}");
+        }
+        for error in [own, of_memory] {
+            assert!(djinn_host::Error::from(error).is_device_lost());
+        }
+    }
+}

@@ -289,7 +289,7 @@ fn faults_of_the_device_on_the_way_back_are_told() {
     let (lost, happenings) = open_on(&pooled.clients[1], prompt(1, 9), 3);
     // It was asked while it was away: the session is lost with the device.
     assert!(lost.is_err() || happenings.recv().is_err());
-    assert!(matches!(pooled.end(), Err(Error::Device(_) | Error::Memory(_) | Error::Stopped(_))));
+    assert!(matches!(pooled.end(), Err(Error::Device(_) | Error::Stopped(_))));
 }
 
 /// A prompt of a session and the end of its turn, before either is answered. What is told about the two, and what

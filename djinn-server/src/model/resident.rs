@@ -279,9 +279,8 @@ impl<D: Ops> PoolModel<D> for Seat {
 
 /// Whether a load failed since host memory is full. It may have room once copies of other models' weights are dropped.
 fn is_full(error: &djinn_engine::Error) -> bool {
-    use djinn_engine::Error::{Device, Memory};
-    let (Device(device) | Memory(djinn_vmu::Error::Device(device))) = error else { return false };
-    matches!(device, djinn_device::Error::OutOfMemory { space: Space::Host, .. })
+    use djinn_device::Error::OutOfMemory;
+    matches!(error, djinn_engine::Error::Device(OutOfMemory { space: Space::Host, .. }))
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -51,7 +51,7 @@ impl From<Error> for LoadError {
     fn from(error: Error) -> Self {
         use djinn_device::Error::{DeviceLost, OutOfMemory};
         match &error {
-            Error::Device(device) | Error::Memory(djinn_vmu::Error::Device(device)) => match device {
+            Error::Device(device) => match device {
                 OutOfMemory { space: Space::Device, .. } => LoadError::NoRoom,
                 OutOfMemory { space: Space::Host, .. } => LoadError::NoHostRoom(error.to_string()),
                 DeviceLost { .. } => LoadError::Failed(error),
