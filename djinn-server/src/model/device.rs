@@ -1,6 +1,6 @@
 //! A device that models share.
 
-use super::device_thread::{DeviceThread, Follower, Place, Report};
+use super::device_thread::{DeviceThread, Follower, MakeDevice, Report};
 use super::resident::{OnThread, Resident};
 use super::{ServedModel, Serving};
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ impl SharedDevice {
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(Self, Vec<ServedModel>)> {
         let setup = &capped(setup);
-        Self::start_at(place(setup)?, models, (setup, serving, true), on_progress)
+        Self::start_at(make_device(setup)?, models, (setup, serving, true), on_progress)
     }
 
     /// As [`start`](Self::start), without later models.
@@ -54,7 +54,7 @@ impl SharedDevice {
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<ServedModel>> {
         let setup = &capped(setup);
-        Ok(Self::start_at(place(setup)?, models, (setup, serving, false), on_progress)?.1)
+        Ok(Self::start_at(make_device(setup)?, models, (setup, serving, false), on_progress)?.1)
     }
 
     /// As [`start_all`](Self::start_all), on the caller's devices: `device` makes the first one, and another after
@@ -69,13 +69,13 @@ impl SharedDevice {
         serving: &Serving,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<ServedModel>> {
-        let place: Place =
+        let make_device: MakeDevice =
             Box::new(move |_, work: OnThread<'_>| work.on(device().map_err(djinn_engine::Error::from)?));
-        Ok(Self::start_at(place, models, (setup, serving, false), on_progress)?.1)
+        Ok(Self::start_at(make_device, models, (setup, serving, false), on_progress)?.1)
     }
 
     fn start_at(
-        place: Place,
+        make_device: MakeDevice,
         models: Vec<Model>,
         (setup, serving, is_open): (&Setup, &Serving, bool),
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -93,7 +93,7 @@ impl SharedDevice {
         drop(follower);
         let (joining, joins) = unbounded();
         let (serving, waits) = (serving.clone(), serving.restart_after.clone());
-        DeviceThread::start(place, residents, joins, running, (setup, waits, is_open))?;
+        DeviceThread::start(make_device, residents, joins, running, (setup, waits, is_open))?;
         let device = SharedDevice { joining, device_end, setup: *setup, serving };
         loop {
             match told.recv() {
@@ -136,8 +136,8 @@ fn capped(setup: &Setup) -> Setup {
     Setup { vram: setup.vram.or_else(|| setup.device.free_bytes()), ..*setup }
 }
 
-/// The device of a setup, once and again.
-fn place(setup: &Setup) -> Result<Place> {
+/// A closure that makes the device of `setup`, each time that it is called.
+fn make_device(setup: &Setup) -> Result<MakeDevice> {
     // After a failure, the CPU must not replace the first GPU.
     let setup = Setup { device: setup.device.find()?, ..*setup };
     Ok(Box::new(move |needs, work: OnThread<'_>| setup.on_device(needs, work)))

@@ -17,8 +17,8 @@ const DECODED_BYTES: u64 = 64 << 20;
 /// While the thread waits to make a device again, it checks this often whether one is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Makes a device and does the thread's work on it. The number is the most bytes of pinned host memory.
-pub(super) type Place = Box<dyn FnMut(Needs, OnThread<'_>) -> Result<()> + Send>;
+/// Makes a device that meets these needs and runs the thread's work on it. It is called again after a failure.
+pub(super) type MakeDevice = Box<dyn FnMut(Needs, OnThread<'_>) -> Result<()> + Send>;
 
 /// Reports during a model's first load.
 pub(super) enum Report {
@@ -35,7 +35,7 @@ pub(super) struct Follower {
 
 /// Models that share a device.
 pub(super) struct DeviceThread {
-    place: Place,
+    make_device: MakeDevice,
     residents: Vec<Resident>,
     /// Models that are added later.
     pub(super) joining: Receiver<Box<Resident>>,
@@ -52,7 +52,7 @@ impl DeviceThread {
     /// # Errors
     /// If the system refuses a thread.
     pub(super) fn start(
-        place: Place,
+        make_device: MakeDevice,
         residents: Vec<Resident>,
         joining: Receiver<Box<Resident>>,
         running: Sender<Infallible>,
@@ -62,7 +62,7 @@ impl DeviceThread {
         // Without a budget, not all of the system's memory is used.
         let available = || system::memory().map_or(u64::MAX, |memory| memory.available / 4 * 3);
         let host_limit = if shares { setup.ram.unwrap_or_else(available) } else { 0 };
-        let thread = DeviceThread { place, residents, joining, restart_after, host_limit, is_open };
+        let thread = DeviceThread { make_device, residents, joining, restart_after, host_limit, is_open };
         let run = move || {
             let _running = running;
             thread.run();
@@ -141,12 +141,12 @@ impl DeviceThread {
         let needs = self.needs();
         let outboxes: Vec<Arc<Outbox>> =
             self.residents.iter().map(|r| Arc::clone(&r.starting.outbox)).collect();
-        let mut place = std::mem::replace(&mut self.place, Box::new(|_, _| Ok(())));
+        let mut make_device = std::mem::replace(&mut self.make_device, Box::new(|_, _| Ok(())));
         // The engines share the models only, which do not change.
         let served = catch_unwind(AssertUnwindSafe(|| {
-            place(needs, OnThread { thread: self, runs: Arc::clone(runs) })
+            make_device(needs, OnThread { thread: self, runs: Arc::clone(runs) })
         }));
-        self.place = place;
+        self.make_device = make_device;
         // Requests of a failed engine first get its earlier events.
         outboxes.iter().for_each(|outbox| outbox.pass_on());
         served.unwrap_or_else(|panic| {
