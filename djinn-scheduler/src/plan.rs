@@ -7,8 +7,8 @@ use std::time::Duration;
 
 /// The next step, and the movements of pages with it.
 ///
-/// The executor first frees `discard` and `refused`, then grants pages, starts the copies, and runs the batch. Copies
-/// may last longer than the step.
+/// Booking a plan frees the pages of `discard` and `refused`, and gives pages to `grants`. The backend then prepares the
+/// new pages, copies `duplicates`, starts the swaps and runs the batch. Swaps may last longer than the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Number of the plan, from 1.
