@@ -116,7 +116,7 @@ pub enum Why {
     NotOnDevice,
     /// The session computes.
     Computing,
-    /// The host is full and no session queues.
+    /// The keeper leaves the pages on the device: the host is full, or copies to it have failed.
     HostFull,
     /// The session does not exist.
     Missing,
@@ -148,7 +148,7 @@ impl fmt::Display for Why {
             Why::TtlOver { ttl } => write!(f, "waited for more than {} ms", ttl.as_millis()),
             Why::NotOnDevice => f.write_str("its state is not on the device"),
             Why::Computing => f.write_str("it still computes"),
-            Why::HostFull => f.write_str("the host is full"),
+            Why::HostFull => f.write_str("the host is full, or copies to it fail"),
             Why::Missing => f.write_str("there is no such session"),
             Why::NoTime => {
                 f.write_str("estimated_resume_ms is 0; give 1 or more, or leave it out if it is unknown")
