@@ -20,7 +20,7 @@ pub enum Error {
         in_use_bytes: u64,
         limit_bytes: u64,
     },
-    /// A copy failed. Sticky: every later `sync` of the device returns it.
+    /// A copy failed. Sticky.
     #[error("a copy of {bytes} bytes failed on stream {stream}")]
     CopyFailed {
         /// Bytes of the copy.

@@ -89,15 +89,10 @@ impl DeviceInfo {
     }
 }
 
-/// Memory, streams, events and copies.
+/// Memory, streams, events and copies, with CUDA's semantics.
 ///
-/// Semantics are CUDA's. Work on one stream runs in the order of the calls; work on different streams runs
-/// in any order, except as [`wait`](Device::wait) limits it. Calls that enqueue return at once; a failure
-/// of enqueued work is sticky and returned by the next [`sync`](Device::sync). All handles belong to the
-/// device that made them; a freed or foreign handle panics. Dropping a device drains its streams.
-///
-/// A buffer must not be freed, and host bytes must not be touched, while enqueued work uses them: sync
-/// first. `SimDevice` panics on such misuse.
+/// The crate's [contract](crate#contract) says who validates, what is ordered, how long memory lives and how failures
+/// are told. Dropping a device drains its streams.
 pub trait Device: Send {
     /// The device's properties.
     fn info(&self) -> DeviceInfo;
