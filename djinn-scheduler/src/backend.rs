@@ -16,9 +16,9 @@ pub trait Backend: fmt::Debug {
     /// be.
     fn submit(&mut self, plan: &Plan, state: &State, now: Duration);
 
-    /// Whether a step in which each session of `plan` computes its next token may be submitted while the step of
-    /// `plan` is under way. By default none may.
-    fn takes_next(&self, _plan: &Plan) -> bool {
+    /// Whether the next step may be submitted while one is under way, if each session of that step computes its next
+    /// token in it. By default it may not.
+    fn takes_next(&self) -> bool {
         false
     }
 

@@ -95,8 +95,7 @@ impl EventLoop {
             Some(before) if !is_due && !self.waits && self.under_way.len() == 1 => {
                 // If there is none, it is tried again when the step has ended.
                 self.waits = true;
-                let follows = backend.takes_next(before);
-                follows.then(|| self.scheduler.schedule_ahead(before, now)).flatten()
+                backend.takes_next().then(|| self.scheduler.schedule_ahead(before, now)).flatten()
             }
             _ => None,
         };

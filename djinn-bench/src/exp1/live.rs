@@ -174,8 +174,8 @@ impl<D: Ops + Send> Backend for Live<D> {
         self.batcher.submit(plan, state, now);
     }
 
-    fn takes_next(&self, plan: &Plan) -> bool {
-        self.batcher.takes_next(plan)
+    fn takes_next(&self) -> bool {
+        self.batcher.takes_next()
     }
 
     fn next_event(&self) -> Option<Duration> {

@@ -116,8 +116,8 @@ impl<B: Backend> Backend for Watched<B> {
         self.backend.submit(plan, state, now);
     }
 
-    fn takes_next(&self, plan: &Plan) -> bool {
-        self.backend.takes_next(plan)
+    fn takes_next(&self) -> bool {
+        self.backend.takes_next()
     }
 
     fn next_event(&self) -> Option<Duration> {

@@ -31,7 +31,7 @@ impl<D: Ops> Backend for Batcher<D> {
     }
 
     /// A step at hooks needs the host before the next one.
-    fn takes_next(&self, _: &Plan) -> bool {
+    fn takes_next(&self) -> bool {
         !self.holds_back && self.engine.takes_next() && self.all_stays_on_the_device()
     }
 

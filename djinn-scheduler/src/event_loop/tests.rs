@@ -81,7 +81,7 @@ impl Backend for Machine {
         self.copies.extend(moved.map(|copy| CopyOutcome { session: copy.session, ok: true }));
     }
 
-    fn takes_next(&self, _: &Plan) -> bool {
+    fn takes_next(&self) -> bool {
         self.takes_next
     }
 
