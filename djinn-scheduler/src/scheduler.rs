@@ -207,7 +207,7 @@ impl Scheduler {
                 session.prompt += prompt;
                 (session.max_tokens, session.generated, session.reused) = (max_tokens, 0, None);
                 session.ready_since = now;
-                (session.prefetched, session.deferred) = (false, None);
+                (session.returned, session.deferred) = (false, None);
             }
             (_, SessionEvent::Rollback { tokens }) => {
                 self.state.roll_back(id, tokens, self.parts.policy.reserves());
@@ -305,7 +305,7 @@ impl Scheduler {
         let session = self.session_mut(id);
         let end = session.quiet_since() + max_lease;
         session.lease_until = (now + lease.min(max_lease)).min(end);
-        session.prefetched = false;
+        session.returned = false;
         verdict
     }
 

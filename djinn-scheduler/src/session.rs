@@ -95,20 +95,24 @@ pub struct Session {
     pub(crate) table: BlockTable,
     /// Names of the full pages of its tokens, for sharing.
     pub(crate) names: Vec<PageName>,
-    /// Tokens that were ever computed, and how many of the first ones in whole prefill chunks.
+    /// Tokens that were ever computed.
     pub(crate) computed: u64,
+    /// How many of the first tokens were computed in whole prefill chunks.
     pub(crate) in_whole_chunks: u64,
     pub(crate) rewrites: Rewrites,
     /// The new tokens of the step in which it last stopped. One step computes them all, until it counts.
     pub(crate) stop: Option<Range<u64>>,
+    /// A signal that applies when the session waits.
     pub(crate) deferred: Option<crate::signal::Signal>,
-    pub(crate) prefetched: bool,
+    /// Whether its pages came back during this wait. They are not prefetched again.
+    pub(crate) returned: bool,
     /// Whether its turn ends with the first step that it is in.
     pub(crate) turn_ends: bool,
     /// Whether its last step was planned ahead.
     pub(crate) ahead: bool,
     /// Whether its turn ended before its present step, which then does not count.
     pub(crate) surplus: bool,
+    /// Whether it ends with its present step and copy.
     pub(crate) ending: bool,
 }
 
@@ -139,7 +143,7 @@ impl Session {
             stop: None,
             in_whole_chunks: 0,
             deferred: None,
-            prefetched: false,
+            returned: false,
             turn_ends: false,
             ahead: false,
             surplus: false,

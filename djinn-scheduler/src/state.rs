@@ -256,7 +256,7 @@ impl State {
             let (pages, session) = self.with(copy.session);
             copy.way = pages.swap_in(&mut session.table, length);
             copy.pages = copy.way.copies.len() as u32;
-            session.prefetched = true;
+            session.returned = true;
         }
         for grant in &mut plan.grants {
             let page_tokens = u64::from(self.capacity.page_tokens);

@@ -253,7 +253,7 @@ impl<'a> Draft<'a> {
     /// Brings back sessions whose wait ends soon.
     pub(super) fn restore(&mut self) {
         let mut due = Vec::new();
-        let away = |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !s.prefetched;
+        let away = |s: &&Session| s.is_parked() && s.residency() == Residency::Host && !s.returned;
         for session in self.sessions().filter(away) {
             match self.parts.policy.restore_at(&self.view(), session) {
                 Some(at) if at <= self.now => due.push((session.priority, at, session)),
