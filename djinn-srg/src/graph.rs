@@ -17,7 +17,7 @@ pub struct NodeId(pub u32);
 /// One operation with its operands.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Node {
-    /// Unique in the graph, e.g. `blocks.3.attn.qkv`.
+    /// The place in the model, e.g. `blocks.3.attn.qkv`.
     pub name: String,
     /// What it computes.
     #[serde(flatten)]

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// Two values or two nodes have the same name.
+    /// Two values, or two hooks, have the same name.
     DuplicateName(String),
     /// An operand's shape does not fit its operation.
     Shape {
@@ -28,7 +28,7 @@ pub enum GraphError {
 impl std::fmt::Display for GraphError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            GraphError::DuplicateName(name) => write!(f, "two values are named {name}"),
+            GraphError::DuplicateName(name) => write!(f, "the name {name} is used twice"),
             GraphError::Shape { node, detail } => write!(f, "{node}: {detail}"),
             GraphError::TooLarge(name) => write!(f, "{name} is too large to address"),
         }
