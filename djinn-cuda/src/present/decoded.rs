@@ -4,7 +4,7 @@ use crate::experts::Experts;
 use crate::present::device::CudaDevice;
 use crate::present::launch::{Launch, decoded_dtype, wants_rounded};
 use crate::present::memory::Place;
-use crate::present::tiles::{at_once, decoded_pieces, whole};
+use crate::present::tiles::{decoded_pieces, tiles_of_one_launch, whole};
 use djinn_device::args::{self, Linear};
 use djinn_device::{Encoding, Result, Stream};
 use std::borrow::Cow;
@@ -26,10 +26,10 @@ impl CudaDevice {
 
     /// The tiles of a weight for a launch of kernels for many rows that takes all of them, if one can: as they are, or as
     /// one tile that is [decoded](CudaDevice::decode_all) first.
-    pub(crate) fn at_once<'a>(&self, tiles: &'a [Linear]) -> Option<Cow<'a, [Linear]>> {
+    pub(crate) fn as_one_launch<'a>(&self, tiles: &'a [Linear]) -> Option<Cow<'a, [Linear]>> {
         let plain = tiles[0].weight.encoding == Encoding::Plain;
         if plain || (!self.reads_directly(&tiles[0]) && self.reads_as_stored(tiles)) {
-            return (at_once(tiles) == tiles.len()).then_some(Cow::Borrowed(tiles));
+            return (tiles_of_one_launch(tiles) == tiles.len()).then_some(Cow::Borrowed(tiles));
         }
         let all = whole(tiles);
         let fits = u64::from(all.n) * u64::from(all.k) * 2 <= self.scratch.decoded().len();
@@ -37,7 +37,7 @@ impl CudaDevice {
         can.then(|| Cow::Owned(vec![all]))
     }
 
-    /// Decodes all of an encoded weight that [fits](CudaDevice::at_once) the workspace. `None`: it is read as it is stored.
+    /// Decodes all of an encoded weight that [fits](CudaDevice::as_one_launch) the workspace. `None`: it is read as it is stored.
     pub(crate) fn decode_all(&self, launch: Launch<'_>, tiles: &[Linear]) -> crate::Result<Option<Place>> {
         let decodes = !self.reads_as_stored(tiles);
         decodes.then(|| self.decode(launch, tiles, 0..whole(tiles).n)).transpose()

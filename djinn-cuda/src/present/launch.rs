@@ -66,7 +66,7 @@ pub(crate) fn takes_rounded(rows: u32, k: u32, read: DType, stored: Encoding) ->
 
 /// Whether one launch can compute a product of all tiles of a weight that is plain, decoded or
 /// [decoded meanwhile](decodes_meanwhile), and SiLU of its first half times the second, on the card of the current context.
-pub(crate) fn gates(tiles: &[Linear]) -> bool {
+pub(crate) fn can_gate(tiles: &[Linear]) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above.
     let can = unsafe {
@@ -77,7 +77,7 @@ pub(crate) fn gates(tiles: &[Linear]) -> bool {
 
 /// Whether one launch can add a product of all tiles of a weight and 16-bit activations to `sum` in place, on the card of
 /// the current context. The weight is plain, `decoded`, or [decoded meanwhile](decodes_meanwhile).
-pub(crate) fn adds(tiles: &[Linear], decoded: bool, sum: Place) -> bool {
+pub(crate) fn can_add(tiles: &[Linear], decoded: bool, sum: Place) -> bool {
     let (first, n) = (&tiles[0], tiles.iter().map(|tile| tile.n).sum());
     // SAFETY: as above; it follows no address.
     let can = unsafe {
@@ -269,7 +269,7 @@ impl Launch<'_> {
     /// asks for them; results do not depend on it.
     ///
     /// `tiles` are up to [`TILES`] successive tiles of one weight, with equal numbers of rows except for a smaller last
-    /// one; or one tile whose weight lies `decoded` in a workspace. With `gated`, which [`gates`] allows, SiLU of the
+    /// one; or one tile whose weight lies `decoded` in a workspace. With `gated`, which [`can_gate`] allows, SiLU of the
     /// product's first half times the second is stored instead of the product: as f32 at the first place, if there is
     /// one, and in the weight's type at the second.
     pub(crate) fn linear(
@@ -288,7 +288,7 @@ impl Launch<'_> {
         kernel!(djinn_linear, raw, self.stream)
     }
 
-    /// Adds a product, which [`adds`] allows, to `sum` in place. The rest is as for [`linear`](Launch::linear).
+    /// Adds a product, which [`can_add`] allows, to `sum` in place. The rest is as for [`linear`](Launch::linear).
     pub(crate) fn linear_add(
         self,
         tiles: &[Linear],

@@ -3,12 +3,12 @@
 use crate::experts::Experts;
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, Rounding, TILES, adds, decoded_dtype, decodes_meanwhile, gates, rows_read_directly,
+    Launch, Rounding, TILES, can_add, can_gate, decoded_dtype, decodes_meanwhile, rows_read_directly,
     takes_rounded, type_read, wants_rounded,
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
-use crate::present::tiles::{PIECE, at_once, decoded_pieces, rows_of, whole};
+use crate::present::tiles::{PIECE, decoded_pieces, rows_of, tiles_of_one_launch, whole};
 use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
 use std::ops::Range;
@@ -130,7 +130,8 @@ impl CudaDevice {
 
     /// Whether a launch for all these tiles reads their weight as it is stored.
     pub(crate) fn reads_as_stored(&self, tiles: &[Linear]) -> bool {
-        self.reads_directly(&tiles[0]) || (at_once(tiles) == tiles.len() && decodes_meanwhile(tiles))
+        self.reads_directly(&tiles[0])
+            || (tiles_of_one_launch(tiles) == tiles.len() && decodes_meanwhile(tiles))
     }
 
     /// A product of tiles that are computed [together](CudaDevice::together).
@@ -148,7 +149,7 @@ impl CudaDevice {
 
     /// How many of the leading tiles are computed together: by one launch, or decoded for it.
     fn together(&self, tiles: &[Linear]) -> usize {
-        let launched = at_once(tiles);
+        let launched = tiles_of_one_launch(tiles);
         match (self.is_own(&tiles[0]), self.reads_as_stored(&tiles[..launched])) {
             (false, _) => 1,
             (true, true) => launched,
@@ -194,13 +195,13 @@ impl CudaDevice {
 
     /// Computes a product with all tiles of a weight, and its activation function, in one launch, and returns whether
     /// it could. The workspace then holds the rounded result, behind the product's own activations.
-    fn gated(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<bool> {
-        let Some(of) = self.at_once(tiles) else { return Ok(false) };
+    fn try_gated(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<bool> {
+        let Some(of) = self.as_one_launch(tiles) else { return Ok(false) };
         let (args, dtype) = (&tiles[0], decoded_dtype(tiles[0].weight));
         let at = (u64::from(args.rows) * u64::from(args.k) * 2).next_multiple_of(256);
         let bytes = u64::from(act.rows) * u64::from(act.width) * 2;
         let all = self.scratch.activations();
-        if at + bytes > all.len() || !gates(&of) {
+        if at + bytes > all.len() || !can_gate(&of) {
             return Ok(false);
         }
         let known = self.prepared.take().filter(|known| known.stream == stream && known.at == 0);
@@ -225,8 +226,8 @@ impl CudaDevice {
 
     /// Adds a product with all tiles of a weight to a term of `add`, in place and in one launch, and returns whether it
     /// could.
-    fn adds(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
-        let Some(of) = self.at_once(tiles) else { return Ok(false) };
+    fn try_add(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
+        let Some(of) = self.as_one_launch(tiles) else { return Ok(false) };
         let args = &tiles[0];
         let in_place = [[add.a, add.b], [add.b, add.a]].contains(&[add.out, args.out]);
         let decoded = !self.reads_as_stored(tiles);
@@ -235,7 +236,7 @@ impl CudaDevice {
             return Ok(false);
         }
         let sum = self.memory.resolve(add.out);
-        if !adds(&of, decoded, sum) {
+        if !can_add(&of, decoded, sum) {
             return Ok(false);
         }
         let known = self.prepared.take().filter(|known| known.stream == stream);
@@ -358,7 +359,7 @@ impl Ops for CudaDevice {
     fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
         debug_assert_eq!(act.check(), ());
         self.enter()?;
-        if self.gated(stream, tiles, act)? {
+        if self.try_gated(stream, tiles, act)? {
             return Ok(());
         }
         self.linear_tiles(stream, tiles)?;
@@ -368,7 +369,7 @@ impl Ops for CudaDevice {
     fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
         debug_assert_eq!(add.check(), ());
         self.enter()?;
-        let added = self.adds(stream, tiles, add)?;
+        let added = self.try_add(stream, tiles, add)?;
         if !added {
             self.linear_tiles(stream, tiles)?;
         }

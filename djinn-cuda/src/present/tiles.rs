@@ -11,7 +11,7 @@ pub(crate) const PIECE: u64 = 64;
 /// How many of the leading tiles one launch of Djinn's kernels takes: tiles of the same product that follow one another
 /// in the output, with equal numbers of rows except for a smaller last one. With a bias it takes one tile, since the
 /// bias is cut into tiles as well.
-pub(crate) fn at_once(tiles: &[Linear]) -> usize {
+pub(crate) fn tiles_of_one_launch(tiles: &[Linear]) -> usize {
     let first = &tiles[0];
     if first.bias.is_some() {
         return 1;
