@@ -285,7 +285,9 @@ impl CudaDevice {
     /// # Errors
     /// As for any operation.
     pub fn library_linear(&self, stream: Stream, args: &Linear) -> Result<bool> {
-        debug_assert_eq!(args.check(), ());
+        if cfg!(debug_assertions) {
+            args.check();
+        }
         self.claim_scratch(stream)?;
         let mut done = false;
         self.launch(stream, |launch| {
@@ -300,7 +302,9 @@ impl CudaDevice {
 macro_rules! operation {
     (linear $Args:ident) => {
         fn linear(&self, stream: Stream, args: &Linear) -> Result<()> {
-            debug_assert_eq!(args.check(), ());
+            if cfg!(debug_assertions) {
+                args.check();
+            }
             self.linear_tiles(stream, std::slice::from_ref(args))
         }
     };
@@ -311,7 +315,9 @@ macro_rules! operation {
     };
     (attention $Args:ident) => {
         fn attention(&self, stream: Stream, args: &args::Attention) -> Result<()> {
-            debug_assert_eq!(args.check(), ());
+            if cfg!(debug_assertions) {
+                args.check();
+            }
             self.claim_scratch(stream)?;
             self.rounding(stream, (args.out, args.rows), args.read_by, |launch| {
                 let all = self.scratch.activations();
@@ -323,19 +329,25 @@ macro_rules! operation {
     };
     (rms_norm $Args:ident) => {
         fn rms_norm(&self, stream: Stream, args: &args::RmsNorm) -> Result<()> {
-            debug_assert_eq!(args.check(), ());
+            if cfg!(debug_assertions) {
+                args.check();
+            }
             self.rounding(stream, (args.out, args.rows), args.read_by, |launch| launch.rms_norm(args))
         }
     };
     (silu_mul $Args:ident) => {
         fn silu_mul(&self, stream: Stream, args: &SiluMul) -> Result<()> {
-            debug_assert_eq!(args.check(), ());
+            if cfg!(debug_assertions) {
+                args.check();
+            }
             self.rounding(stream, (args.out, args.rows), args.read_by, |launch| launch.silu_mul(args))
         }
     };
     ($op:ident $Args:ident) => {
         fn $op(&self, stream: Stream, args: &args::$Args) -> Result<()> {
-            debug_assert_eq!(args.check(), ());
+            if cfg!(debug_assertions) {
+                args.check();
+            }
             self.launch(stream, |launch| launch.$op(args))
         }
     };
@@ -352,12 +364,17 @@ impl Ops for CudaDevice {
     djinn_device::for_each_op!(operations);
 
     fn add_rms_norm(&self, stream: Stream, add: &args::Add, norm: &args::RmsNorm) -> Result<()> {
-        debug_assert_eq!((add.check(), norm.check()), ((), ()));
+        if cfg!(debug_assertions) {
+            add.check();
+            norm.check();
+        }
         self.rounding(stream, (norm.out, norm.rows), norm.read_by, |launch| launch.add_rms_norm(add, norm))
     }
 
     fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
-        debug_assert_eq!(act.check(), ());
+        if cfg!(debug_assertions) {
+            act.check();
+        }
         self.enter()?;
         if self.try_gated(stream, tiles, act)? {
             return Ok(());
@@ -367,7 +384,9 @@ impl Ops for CudaDevice {
     }
 
     fn linear_add(&self, stream: Stream, tiles: &[Linear], add: &args::Add) -> Result<bool> {
-        debug_assert_eq!(add.check(), ());
+        if cfg!(debug_assertions) {
+            add.check();
+        }
         self.enter()?;
         let added = self.try_add(stream, tiles, add)?;
         if !added {
@@ -377,12 +396,17 @@ impl Ops for CudaDevice {
     }
 
     fn rope_kv_write(&self, stream: Stream, rope: &args::Rope, write: &args::KvWrite) -> Result<()> {
-        debug_assert_eq!((rope.check(), write.check()), ((), ()));
+        if cfg!(debug_assertions) {
+            rope.check();
+            write.check();
+        }
         self.launch(stream, |launch| launch.rope_kv_write(rope, write))
     }
 
     fn expert_linears(&self, stream: Stream, products: &[args::ExpertLinear]) -> Result<()> {
-        debug_assert_eq!(args::ExpertLinear::check_all(products), ());
+        if cfg!(debug_assertions) {
+            args::ExpertLinear::check_all(products);
+        }
         self.enter()?;
         let mut left = products.to_vec();
         while let Some(&first) = left.first() {
@@ -407,7 +431,9 @@ impl Ops for CudaDevice {
         self.enter()?;
         while !tiles.is_empty() {
             let (run, rest) = tiles.split_at(self.together(tiles));
-            run.iter().for_each(|tile| debug_assert_eq!(tile.check(), ()));
+            if cfg!(debug_assertions) {
+                run.iter().for_each(Linear::check);
+            }
             self.product(stream, run)?;
             tiles = rest;
         }
