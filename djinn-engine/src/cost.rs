@@ -30,7 +30,7 @@ impl<D: Ops> Engine<D> {
         let info = &self.runtime.info;
         // The first run of a shape makes devices load and choose kernels.
         let (most, runs) = if info.host_memory { (HOST_TOKENS, 1) } else { (u32::MAX, 2) };
-        let tokens = vec![0; u64::from(self.prompt_rows().min(most)).min(self.context()) as usize];
+        let tokens = vec![0; u64::from(self.planned_prompt_rows().min(most)).min(self.context()) as usize];
         let mut prefill_tokens_per_s = 0.0;
         for _ in 0..runs {
             self.truncate(pages, sequence, 0);

@@ -63,8 +63,8 @@ pub struct Engine<D: Ops> {
     prefill_rows: u32,
     /// Whether a step may be enqueued while another one is under way.
     pub(crate) ahead: bool,
-    /// Rows of a step that a prompt may take.
-    prompt_rows: u32,
+    /// See [`planned_prompt_rows`](Engine::planned_prompt_rows).
+    planned_prompt_rows: u32,
     /// When loading began, and when it ended.
     loaded: [Instant; 2],
     /// Collects times while a trace runs.
@@ -111,7 +111,7 @@ impl<D: Ops> Engine<D> {
         let passes = Passes::new(options.replay && runtime.info.captures);
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
-        let prompt_rows = options.prompt_rows(&parts.plan);
+        let planned_prompt_rows = options.planned_prompt_rows(&parts.plan);
         // After a long step the host's time matters little, and a dropped token is expensive.
         let is_short = parts.plan.placement.streamed_bytes() == 0 && !runtime.info.host_memory;
         let ahead = options.ahead && is_short;
@@ -124,7 +124,7 @@ impl<D: Ops> Engine<D> {
             drawn: Vec::new(),
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
             ahead,
-            prompt_rows,
+            planned_prompt_rows,
             loaded: [began, Instant::now()],
             trace: None,
         })
@@ -208,9 +208,10 @@ impl<D: Ops> Engine<D> {
         self.prefill_rows
     }
 
-    /// Tokens of a prompt that a step takes: one or more prefill chunks.
-    pub fn prompt_rows(&self) -> u32 {
-        self.prompt_rows
+    /// Prompt tokens for which a step's memory is planned: one or more prefill chunks. The scheduler may give a prompt more
+    /// rows when few sessions decode.
+    pub fn planned_prompt_rows(&self) -> u32 {
+        self.planned_prompt_rows
     }
 
     /// A new book of the model's KV pages, all of them free. It is for callers without a scheduler; only one book may
@@ -357,7 +358,7 @@ impl<D: Ops> Engine<D> {
         const DECODES: u64 = 5;
         let decodes = if self.runtime.info.captures { DECODES } else { 1 };
         let context = self.context();
-        let prompt = u64::from(self.prompt_rows).min(context.saturating_sub(decodes)).max(1);
+        let prompt = u64::from(self.planned_prompt_rows).min(context.saturating_sub(decodes)).max(1);
         let decodes = decodes.min(context - prompt);
         let before = self.replayed_passes();
         let mut sequence = Sequence::default();

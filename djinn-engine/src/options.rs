@@ -88,8 +88,8 @@ impl Options {
         Options { sequences, decode_rows, logit_rows: sequences, ..self }
     }
 
-    /// Rows that a prompt takes of a step.
-    pub(crate) fn prompt_rows(&self, plan: &MemoryPlan) -> u32 {
+    /// Prompt tokens for which `plan` has memory in a step, besides those of decoding sessions.
+    pub(crate) fn planned_prompt_rows(&self, plan: &MemoryPlan) -> u32 {
         u32::try_from(plan.stack.rows.rows - u64::from(self.decode_rows)).unwrap_or(u32::MAX)
     }
 

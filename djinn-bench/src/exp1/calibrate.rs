@@ -24,7 +24,7 @@ pub(super) fn measure<D: Ops>(engine: &mut Engine<D>, room: &Room, options: &Opt
     let sizes = batches(most);
     let room_for_steps = options.context.saturating_sub(WARM + TIMED).max(1);
     let contexts = vec![room_for_steps.div_ceil(4), room_for_steps];
-    let chunk = engine.prompt_rows() as usize;
+    let chunk = engine.planned_prompt_rows() as usize;
     let mut filled = Filled::new(engine, most, chunk);
     let mut ms = vec![Vec::new(); sizes.len()];
     for &context in &contexts {
