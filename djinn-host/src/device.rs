@@ -84,7 +84,7 @@ pub struct Needs {
     pub pinned_bytes: u64,
     /// Device memory that operations use while they run.
     pub workspaces: Workspaces,
-    /// The cap on device memory if the setup has none, in bytes: what may be used, if that may not hold all weights.
+    /// A cap on device memory for a setup without one, in bytes. `None` if all weights fit without it.
     pub vram: Option<u64>,
 }
 
