@@ -457,8 +457,8 @@ impl<D: Ops> Pool<D> {
     }
 }
 
-/// Drops the host copies of one model's weights: of one that is off the device if there is one, and of those the one that
-/// computed first. Returns whether that freed any.
+/// Drops the host copies of one model's weights: models off the device come first, then the least recently used. Returns
+/// whether that freed any bytes.
 fn drop_copies<D: Ops>(members: &mut [Member<D>]) -> bool {
     let mut loaded: Vec<_> = members.iter_mut().filter(|member| member.worker.is_some()).collect();
     loaded.sort_by_key(|member| (member.is_on_device(), member.used));
