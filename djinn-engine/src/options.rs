@@ -150,18 +150,19 @@ impl Options {
         let plan = |chunks| self.plan_for(graph, reserved_bytes, kv, chunks);
         let one = plan(1)?;
         let streamed = |plan: &MemoryPlan| plan.placement.streamed_bytes();
-        let (most, allowed) = if streamed(&one) == 0 {
-            (resident_chunks(graph), 0)
-        } else {
+        let streams = streamed(&one) > 0;
+        let (most, allowed) = if streams {
             let few = plan(STREAMED_CHUNKS).as_ref().map_or(u64::MAX, streamed);
             (u32::MAX, few.saturating_add(few / STREAMED_MORE))
+        } else {
+            (resident_chunks(graph), 0)
         };
         // More do not fit a context.
         let useful = u32::try_from(self.context.div_ceil(self.prefill_rows.into())).unwrap_or(u32::MAX);
         let several = (2..=most.min(useful).min(self.prefill_chunks)).rev();
         let mut plans = several.filter_map(|chunks| plan(chunks).ok().map(|plan| (chunks, plan)));
-        let chosen = plans
-            .find(|(chunks, plan)| streamed(plan) <= allowed || allowed > 0 && *chunks <= STREAMED_CHUNKS);
+        let chosen =
+            plans.find(|(chunks, plan)| streamed(plan) <= allowed || streams && *chunks <= STREAMED_CHUNKS);
         Ok(chosen.map_or(one, |(_, plan)| plan))
     }
 
