@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 /// every buffer is an allocation of the driver's own, so that a memory checker knows its bounds.
 fn checks(vram: Option<u64>, wanted: &str) -> usize {
     let config = CudaConfig { vram, ram: Some(256 << 20), ..CudaConfig::default() };
-    let small = CudaConfig { max_activation_bytes: 2 << 20, decoded_bytes: 2 << 20, ..config };
+    let small = CudaConfig { activation_bytes: 2 << 20, decoded_bytes: 2 << 20, ..config };
     let failed = checks_of(config, |name| name.contains(wanted));
     println!("workspaces of 2 MiB");
     failed + checks_of(small, |name| name.contains(wanted) && name.ends_with("at_once"))

@@ -37,7 +37,7 @@ pub struct CudaConfig {
     pub pinned_bytes: u64,
     /// Bytes of device memory for activations rounded to 16 bits on the way into a matrix product, and for
     /// partial results of attention. A product whose activations are larger runs in pieces of rows.
-    pub max_activation_bytes: u64,
+    pub activation_bytes: u64,
     /// Bytes of device memory for rows of encoded weights as 16-bit elements, for products that do not read them as
     /// they are; 0 for a device that computes from plain elements alone. Products with more decoded bytes run in
     /// pieces of their weight's rows. See `Options::workspaces` of djinn-engine.
@@ -47,8 +47,8 @@ pub struct CudaConfig {
 impl Default for CudaConfig {
     /// The first card, no caps, 64 MiB for activations, as much for decoded weights.
     fn default() -> Self {
-        let (max_activation_bytes, decoded_bytes) = (64 << 20, 64 << 20);
-        CudaConfig { ordinal: 0, vram: None, ram: None, pinned_bytes: 0, max_activation_bytes, decoded_bytes }
+        let (activation_bytes, decoded_bytes) = (64 << 20, 64 << 20);
+        CudaConfig { ordinal: 0, vram: None, ram: None, pinned_bytes: 0, activation_bytes, decoded_bytes }
     }
 }
 

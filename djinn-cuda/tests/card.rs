@@ -45,7 +45,7 @@ fn conforms_without_caps() {
 #[test]
 fn computes_in_pieces() {
     if let Some(_turn) = card() {
-        let config = CudaConfig { max_activation_bytes: 1, ..capped() };
+        let config = CudaConfig { activation_bytes: 1, ..capped() };
         conformance::ops(|| CudaDevice::new(config).unwrap(), Tolerance::ROUNDING);
     }
 }

@@ -108,7 +108,7 @@ impl Needs {
     /// What a GPU takes of its memory for these needs, beside what it takes for any work.
     pub fn card_bytes(self) -> u64 {
         let Workspaces { decoded_bytes, activation_bytes } = self.workspaces;
-        let more = activation_bytes.saturating_sub(CudaConfig::default().max_activation_bytes);
+        let more = activation_bytes.saturating_sub(CudaConfig::default().activation_bytes);
         djinn_cuda::mapping_bytes(self.pinned_bytes).saturating_add(decoded_bytes).saturating_add(more)
     }
 }
@@ -133,11 +133,11 @@ impl Setup {
         self.check_target(true)?;
         let Needs { pinned_bytes, workspaces, vram: least } = needs;
         let vram = vram.or(least);
-        let (decoded_bytes, activation_bytes) = (workspaces.decoded_bytes, workspaces.activation_bytes);
-        let max_activation_bytes = activation_bytes.max(CudaConfig::default().max_activation_bytes);
+        let Workspaces { decoded_bytes, activation_bytes } = workspaces;
+        let activation_bytes = activation_bytes.max(CudaConfig::default().activation_bytes);
         // Pinned memory is never swapped out, and the system ends a process that takes more than its container may have.
         let ram = ram.or_else(|| system::memory().map(|memory| memory.available));
-        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, max_activation_bytes, decoded_bytes };
+        let config = CudaConfig { ordinal, vram, ram, pinned_bytes, activation_bytes, decoded_bytes };
         work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
     }
 }

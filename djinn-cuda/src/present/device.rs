@@ -121,7 +121,7 @@ impl CudaDevice {
             events: Events::new()?,
             streams: RefCell::default(),
             matmul: Matmul::new()?,
-            scratch: Scratch::new(config.max_activation_bytes, config.decoded_bytes, context.free_bytes()?)?,
+            scratch: Scratch::new(config.activation_bytes, config.decoded_bytes, context.free_bytes()?)?,
             memory: Memory::new(context.total_bytes, config.ram),
             context,
             name: format!("cuda:{} ({})", config.ordinal, context.name()?),
