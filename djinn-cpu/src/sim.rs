@@ -44,9 +44,9 @@ pub struct SimConfig {
     /// Whether fresh allocations and the destinations of copies under way are filled with 0xFF: NaN as
     /// f32, f16 and bf16. (A freed buffer needs no poison: its handle panics.)
     pub poison: bool,
-    /// Cap on [`Space::Device`], in bytes; none without.
+    /// Cap on [`Space::Device`], in bytes. `None`: no cap.
     pub vram: Option<u64>,
-    /// Cap on [`Space::Host`], in bytes; none without.
+    /// Cap on [`Space::Host`], in bytes. `None`: no cap.
     pub ram: Option<u64>,
     /// The `alloc` that is refused.
     pub fail_alloc_at: Option<u64>,

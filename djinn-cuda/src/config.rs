@@ -30,7 +30,7 @@ pub struct CudaConfig {
     /// Cap on all that the process takes on the card, in bytes: driver context, code, workspaces and
     /// [`Space::Device`](djinn_device::Space::Device). Without it only the card's memory limits.
     pub vram: Option<u64>,
-    /// Cap on [`Space::Host`](djinn_device::Space::Host), in bytes; none without.
+    /// Cap on [`Space::Host`](djinn_device::Space::Host), in bytes. `None`: no cap.
     pub ram: Option<u64>,
     /// Bytes of [`Space::Host`](djinn_device::Space::Host) that will be asked for, at most: what the driver takes
     /// on the card to map them ([`mapping_bytes`]) is set aside under the cap.

@@ -165,7 +165,7 @@ pub struct Attention {
     pub heads: u32,
     /// Factor on the scores.
     pub scale: f32,
-    /// Positions that a row sees, its own the last; at least 1, and all without.
+    /// How many positions a row sees, its own the last; at least 1. `None`: all.
     pub window: Option<u32>,
     /// Whether scores are biased by position.
     pub alibi: bool,
