@@ -141,21 +141,16 @@ impl Server {
     /// [`Error::Setting`] for an empty or used name, or without a [device](Self::device); a model that cannot be
     /// opened.
     pub fn add(&self, name: &str, location: &Location) -> Result<Arc<ServedModel>> {
-        let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
-        if name.is_empty() || self.served(name).is_some() {
-            return Err(taken());
-        }
+        // Nothing is opened in vain.
+        check_new(name, &self.models())?;
         self.add_opened(name, self.open(location)?)
     }
 
     /// As [`add`](Self::add), for an [open](Self::open) model.
     pub(crate) fn add_opened(&self, name: &str, model: Model) -> Result<Arc<ServedModel>> {
-        let taken = || Error::Setting(format!("there is a model {name:?} already, or it is no name"));
         let model = Arc::new(self.shared_device()?.add(model)?);
         let mut models = self.models_mut();
-        if models.iter().any(|(known, _)| known == name) {
-            return Err(taken());
-        }
+        check_new(name, &models)?;
         models.push((name.to_owned(), Arc::clone(&model)));
         Ok(model)
     }
@@ -222,8 +217,8 @@ impl Server {
     /// [runs](BoundServer::run).
     ///
     /// # Errors
-    /// [`Error::Io`] if the address is not this machine's or in use. [`Error::Setting`] for a server without models,
-    /// or two models of one name.
+    /// [`Error::Io`] if the address is not this machine's or in use. [`Error::Setting`] for a server
+    /// with neither a model nor a device, or two models of one name.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<BoundServer> {
         self.at(crate::listen::listen(address)?)
     }
@@ -350,6 +345,14 @@ impl Server {
     pub(crate) fn drain(&self) {
         self.draining.send_replace(true);
     }
+}
+
+/// Refuses a name that is empty, or that one of the `models` has.
+fn check_new(name: &str, models: &[(String, Arc<ServedModel>)]) -> Result<()> {
+    if name.is_empty() || models.iter().any(|(known, _)| known == name) {
+        return Err(Error::Setting(format!("there is a model {name:?} already, or it is no name")));
+    }
+    Ok(())
 }
 
 /// A request that passed the checks.
