@@ -14,7 +14,6 @@ pub(crate) struct Completion(OnceLock<Option<Duration>>);
 impl Completion {
     /// The work is done at `at`, or was given up (`None`). Of several calls the first counts.
     pub(crate) fn complete(&self, at: Option<Duration>) {
-        // A second completion of a recording does not exist; were there one, the first stays true.
         let _ = self.0.set(at);
     }
 

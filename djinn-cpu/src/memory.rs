@@ -1,6 +1,6 @@
 //! Host memory behind handles: allocation, accounting to the byte, and checked typed views.
 //!
-//! The only module of the devices that touches raw memory. Bytes live from `alloc` to `free`; they start
+//! The only module of this crate that turns handles into memory. Bytes live from `alloc` to `free`; they start
 //! as zeros from the system, so that any view of them is of initialised memory, and are not touched before
 //! they are used.
 //!
