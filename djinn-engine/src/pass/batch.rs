@@ -267,7 +267,7 @@ impl Layout {
         self.sources = self.row_seq.iter().map(|&entry| sources[entry as usize]).collect();
     }
 
-    /// Writes the step's inputs and the batch's block table to host memory, for their copies.
+    /// Writes the step's inputs and its page table to host memory, for their copies.
     pub(crate) fn write<D: Ops>(
         &self,
         device: &D,
