@@ -2,10 +2,10 @@
 
 mod device;
 mod device_thread;
+mod engine_access;
 mod fingerprint;
 mod outbox;
 mod resident;
-mod slot;
 #[cfg(test)]
 mod tests;
 
@@ -25,11 +25,11 @@ use djinn_host::{Activations, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
 use djinn_srg::Graph;
+use engine_access::EngineAccess;
+pub(crate) use engine_access::Loads;
 use outbox::Outbox;
 pub(crate) use outbox::Told;
 use resident::{Resident, Starting};
-pub(crate) use slot::Loads;
-use slot::Slot;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -126,7 +126,7 @@ impl Serving {
 /// A served model. Dropping it frees its memory on the device.
 pub struct ServedModel {
     model: Arc<Model>,
-    slot: Arc<Slot>,
+    access: Arc<EngineAccess>,
     /// Disconnects when the device is gone.
     device_end: Receiver<Infallible>,
     /// Carries the engine's events to requests.
@@ -231,7 +231,7 @@ impl ServedModel {
             outbox: Arc::clone(&outbox),
         };
         let context = starting.context();
-        let (resident, slot) = Resident::new(starting, follower);
+        let (resident, access) = Resident::new(starting, follower);
         let mut end_tokens = model.defaults.eos.clone();
         end_tokens.extend(model.tokenizer.iter().flat_map(Tokenizer::end_tokens));
         end_tokens.sort_unstable();
@@ -243,7 +243,7 @@ impl ServedModel {
         let (metrics, grammars) = (ModelMetrics::default(), OnceLock::new());
         let served = ServedModel {
             model,
-            slot,
+            access,
             device_end,
             outbox,
             context,
@@ -275,21 +275,21 @@ impl ServedModel {
 
     /// Whether it answers requests now: its engine runs, or will at the next request.
     pub fn is_ready(&self) -> bool {
-        self.slot.is_ready()
+        self.access.is_ready()
     }
 
     /// Where it is. Models that share a device are not always on it.
     pub fn residence(&self) -> Residence {
-        self.slot.residence()
+        self.access.residence()
     }
 
     /// Bytes loaded and in all, while it is being loaded.
     pub(crate) fn progress(&self) -> [u64; 2] {
-        self.slot.progress()
+        self.access.progress()
     }
 
     pub(crate) fn loads(&self) -> Loads {
-        self.slot.loads()
+        self.access.loads()
     }
 
     /// Frees the model and loads it again, on a new device of the same name if no other model is on that. Running
@@ -297,12 +297,12 @@ impl ServedModel {
     /// loaded. Named sessions continue as after a failure: they are computed again. Returns at once. It has no effect
     /// on a model that is not loaded, or is being loaded.
     pub fn reload(&self, within: Duration) {
-        self.slot.retire("the model is loaded again", within);
+        self.access.retire("the model is loaded again", within);
     }
 
     /// Whether its device is lost such that only another process can recover.
     pub(crate) fn has_lost_device(&self) -> bool {
-        self.slot.has_lost_device()
+        self.access.has_lost_device()
     }
 
     pub(crate) fn model(&self) -> &Model {
@@ -334,24 +334,24 @@ impl ServedModel {
     }
 
     pub(crate) fn client(&self) -> Result<Client, ApiError> {
-        self.slot.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
+        self.access.client().map_err(|why| ApiError::unavailable(format!("the model is not ready: {why}")))
     }
 
     /// How often the engine has failed or was told to end.
     pub(crate) fn failures(&self) -> u64 {
-        self.slot.failures()
+        self.access.failures()
     }
 
     /// The error for a request whose session was lost, and that began when the engine had failed `before` times.
     pub(crate) async fn gone(&self, before: u64) -> ApiError {
-        let why = self.slot.failure_after(before).await;
+        let why = self.access.failure_after(before).await;
         let why = why.unwrap_or_else(|| "its session was ended".to_owned());
         ApiError::unavailable(format!("the model lost this request: {why}"))
     }
 
     /// The engine's counts and their age, since it may be busy. `None` if it is gone.
     pub(crate) async fn occupancy(&self) -> Option<(Occupancy, Duration)> {
-        let client = self.slot.client().ok()?;
+        let client = self.access.client().ok()?;
         let counted = timeout(COUNTED_WITHIN, ask(|answer| client.begin_count(answer))).await;
         let mut latest = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Ok(counted) = counted {
@@ -362,7 +362,7 @@ impl ServedModel {
 
     /// The engine's snapshot; `None` if it is gone or does not answer in time.
     pub(crate) async fn snapshot(&self) -> Option<Snapshot> {
-        let client = self.slot.client().ok()?;
+        let client = self.access.client().ok()?;
         timeout(COUNTED_WITHIN, ask(|answer| client.begin_snapshot(answer))).await.ok()?
     }
 

@@ -96,12 +96,12 @@ impl DeviceThread {
                     true => log::info!(target: "djinn::server", "{name}: {why}"),
                     false => log::error!(target: "djinn::server", "{name}: the engine failed: {why}"),
                 }
-                if let Some(slot) = resident.slot.upgrade() {
-                    slot.failed(&why);
+                if let Some(access) = resident.access.upgrade() {
+                    access.failed(&why);
                     if let (false, Error::Host(error)) = (runs, &failure)
                         && error.is_device_lost()
                     {
-                        slot.lose_device();
+                        access.lose_device();
                     }
                 }
             }

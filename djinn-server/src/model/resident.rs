@@ -2,8 +2,8 @@
 
 use super::Serving;
 use super::device_thread::{DeviceThread, Follower, Report};
+use super::engine_access::EngineAccess;
 use super::outbox::Outbox;
-use super::slot::Slot;
 use crate::error::{Error, Result};
 use djinn_device::{Ops, Space};
 use djinn_engine::{Client, Inbox, LoadError, Options, Pool, PoolModel, Residence, Runtime, Service};
@@ -89,7 +89,7 @@ impl Starting {
 pub(super) struct Resident {
     pub(super) starting: Arc<Starting>,
     /// The owner's; without an owner, nothing is loaded again.
-    pub(super) slot: Weak<Slot>,
+    pub(super) access: Weak<EngineAccess>,
     /// The inbox of its first client.
     inbox: Option<Inbox>,
     /// Until its first load, if the owner waits for that.
@@ -97,17 +97,17 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// A model that is loaded at once if there is a `follower`, or else at its first request; and its slot.
-    pub(super) fn new(starting: Starting, follower: Option<Follower>) -> (Self, Arc<Slot>) {
+    /// A model that is loaded at once if there is a `follower`, or else at its first request; and the access to its engine.
+    pub(super) fn new(starting: Starting, follower: Option<Follower>) -> (Self, Arc<EngineAccess>) {
         let (client, inbox) = Client::pair();
-        let slot = Arc::new(Slot::new(client));
+        let access = Arc::new(EngineAccess::new(client));
         let (starting, follower) = (Arc::new(starting), Arc::new(Mutex::new(follower)));
-        let resident = Resident { starting, slot: Arc::downgrade(&slot), inbox: Some(inbox), follower };
-        (resident, slot)
+        let resident = Resident { starting, access: Arc::downgrade(&access), inbox: Some(inbox), follower };
+        (resident, access)
     }
 
     pub(super) fn has_owner(&self) -> bool {
-        self.slot.strong_count() > 0
+        self.access.strong_count() > 0
     }
 
     /// Reports to a waiting owner why the first load failed. Returns whether one waits.
@@ -126,10 +126,10 @@ impl Resident {
 
     /// Joins a new device.
     fn enter<D: Ops + 'static>(&mut self, pool: &mut Pool<D>, runtime: &Runtime<D>, runs: &Arc<AtomicBool>) {
-        let Some(slot) = self.slot.upgrade() else { return };
+        let Some(access) = self.access.upgrade() else { return };
         let inbox = self.inbox.take().unwrap_or_else(|| {
             let (client, inbox) = Client::pair();
-            slot.renewed(client);
+            access.renewed(client);
             inbox
         });
         let reserved = runtime.device().info().reserved_bytes;
@@ -139,11 +139,11 @@ impl Resident {
             let host_bytes = options.host_bytes(&self.starting.model.graph, &plan);
             Ok(Planned { options, device_bytes, host_bytes })
         });
-        let wanted = slot.is_wanted() || self.is_awaited();
+        let wanted = access.is_wanted() || self.is_awaited();
         let outbox = Arc::clone(&self.starting.outbox);
         let seat = Seat {
             starting: Arc::clone(&self.starting),
-            slot: Weak::clone(&self.slot),
+            access: Weak::clone(&self.access),
             follower: Arc::clone(&self.follower),
             runs: Arc::clone(runs),
             planned: Mutex::new(planned.map_err(Some)),
@@ -164,7 +164,7 @@ struct Planned {
 /// A model in a pool.
 struct Seat {
     starting: Arc<Starting>,
-    slot: Weak<Slot>,
+    access: Weak<EngineAccess>,
     follower: Arc<Mutex<Option<Follower>>>,
     runs: Arc<AtomicBool>,
     /// Or why it cannot be planned, until that is reported.
@@ -236,8 +236,8 @@ impl<D: Ops> PoolModel<D> for Seat {
     }
 
     fn loading(&self, done: u64, total: u64) -> ControlFlow<()> {
-        let Some(slot) = self.slot.upgrade() else { return ControlFlow::Break(()) };
-        slot.loaded(done, total);
+        let Some(access) = self.access.upgrade() else { return ControlFlow::Break(()) };
+        access.loaded(done, total);
         if let Some(follower) = &*lock(&self.follower) {
             let _ = follower.reports.send(Report::Loaded(done, total));
             if follower.ended.load(Ordering::Relaxed) {
@@ -249,7 +249,7 @@ impl<D: Ops> PoolModel<D> for Seat {
 
     fn is_at(&self, residence: Residence) {
         let name = &self.starting.model.name;
-        let Some(slot) = self.slot.upgrade() else { return };
+        let Some(access) = self.access.upgrade() else { return };
         if residence == Residence::Device {
             self.runs.store(true, Ordering::Relaxed);
         }
@@ -266,7 +266,7 @@ impl<D: Ops> PoolModel<D> for Seat {
         {
             log::error!(target: "djinn::server", "{name}: not loaded: {why}");
         }
-        if slot.is_at(residence.clone()) {
+        if access.is_at(residence.clone()) {
             log::info!(target: "djinn::server", "{name}: the engine runs again");
         }
         if residence == Residence::Device

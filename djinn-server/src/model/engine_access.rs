@@ -10,7 +10,7 @@ use tokio::time::timeout;
 const TELLS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The client of the engine that runs now, or will at the next request.
-pub(super) struct Slot {
+pub(super) struct EngineAccess {
     engine: watch::Sender<Reach>,
     progress: [AtomicU64; 2],
 }
@@ -43,13 +43,13 @@ struct Reach {
     began: Option<Instant>,
 }
 
-impl Slot {
+impl EngineAccess {
     /// For a model that is loaded at its first request.
     pub(super) fn new(client: Client) -> Self {
         let (refused, residence, why) = (None, Residence::Unloaded(None), String::new());
         let (is_wanted, failures, lost, loads, began) = (false, 0, false, Loads::default(), None);
         let reach = Reach { client, refused, residence, is_wanted, failures, why, lost, loads, began };
-        Slot { engine: watch::Sender::new(reach), progress: [AtomicU64::new(0), AtomicU64::new(0)] }
+        EngineAccess { engine: watch::Sender::new(reach), progress: [AtomicU64::new(0), AtomicU64::new(0)] }
     }
 
     /// The engine's client, or why there is none.
