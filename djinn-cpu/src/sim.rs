@@ -8,12 +8,12 @@ mod clock;
 mod faults;
 mod order;
 mod queue;
+mod read_next;
 mod rng;
 mod runs;
 mod tape;
 #[cfg(test)]
 mod tests;
-mod told;
 
 use crate::CpuConfig;
 use crate::device::queue_operations;
@@ -30,11 +30,11 @@ pub use faults::{SimFault, SimFaults};
 use order::Order;
 pub use queue::SimCopy;
 use queue::{Command, Machine, POISON, Streams};
+use read_next::ReadNext;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 use tape::{Call, Tape, Tapes};
-use told::Told;
 
 /// What a [`SimDevice`] does. Planted faults count calls from 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -139,7 +139,7 @@ pub struct SimDevice {
     streams: RefCell<Streams>,
     calls: Cell<SimCalls>,
     tapes: RefCell<Tapes>,
-    told: Told,
+    read_next: ReadNext,
     experts: RefCell<Vec<Vec<ExpertLinear>>>,
 }
 
@@ -180,7 +180,7 @@ impl SimDevice {
             streams: RefCell::new(Streams::new(Order::new(config.seed), clock, config.poison)),
             calls: Cell::default(),
             tapes: RefCell::default(),
-            told: Told::default(),
+            read_next: ReadNext::default(),
             experts: RefCell::default(),
         }
     }
@@ -219,7 +219,7 @@ impl SimDevice {
 
     /// Whether the call was kept in a capture.
     fn captured(&self, stream: Stream, call: Call) -> bool {
-        self.told.follow(stream, &call);
+        self.read_next.follow(stream, &call);
         self.tapes.borrow_mut().keep(stream, call)
     }
 
@@ -322,7 +322,7 @@ impl SimDevice {
 
 djinn_device::for_each_op!(queue_operations SimDevice {
     fn linear_tiles(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
-        self.told.read(stream, tiles);
+        self.read_next.read(stream, tiles);
         tiles.iter().try_for_each(|tile| self.linear(stream, tile))
     }
 

@@ -6,7 +6,7 @@
 mod message;
 mod request;
 
-use crate::beginning::{self, Told};
+use crate::beginning::{self, EarlyEvents};
 use crate::fields::{COUNT_TOKENS, MESSAGES};
 use crate::openai::{answer_id, chat};
 use crate::reply::{self, Answered, EventSource, Frames};
@@ -47,9 +47,10 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Answered 
     drop(request);
     let mut message = Message::new(answer_id("msg_"), name, max_tokens);
     if stream {
-        let told = Told { failure: |error, events| events.event(&error_body(error)), progress: |_| None };
+        let early =
+            EarlyEvents { failure: |error, events| events.event(&error_body(error)), progress: |_| None };
         let make = move |answers| MessageStream { message, answers, begun: false };
-        return beginning::events(model, generate, told, make).await;
+        return beginning::events(model, generate, early, make).await;
     }
     let mut answers = Answers::begin(model, generate).await?;
     while let Some(piece) = answers.next().await {

@@ -15,16 +15,17 @@ const SOON: Duration = Duration::from_secs(3);
 const TELLS_EVERY: Duration = Duration::from_millis(500);
 
 /// How an API tells of an answer that has not begun.
-pub(crate) struct Told {
+pub(crate) struct EarlyEvents {
     /// Writes the event that says the answer will not begin.
     pub(crate) failure: fn(&ApiError, &mut Frames),
     /// How far its model is, if the API has an event for that.
     pub(crate) progress: fn(&ServedModel) -> Option<Value>,
 }
 
-impl Told {
+impl EarlyEvents {
     /// As OpenAI's streams tell it.
-    pub(crate) const OPENAI: Told = Told { failure: |error, events| events.error(error), progress: |_| None };
+    pub(crate) const OPENAI: EarlyEvents =
+        EarlyEvents { failure: |error, events| events.error(error), progress: |_| None };
 }
 
 type Begin = Pin<Box<dyn Future<Output = Result<Answers, ApiError>> + Send>>;
@@ -37,14 +38,14 @@ type Progress = Box<dyn Fn() -> Option<Value> + Send>;
 pub(crate) async fn events<S: EventSource>(
     model: Arc<ServedModel>,
     generate: GenerateRequest,
-    told: Told,
+    early: EarlyEvents,
     make: impl FnOnce(Answers) -> S + Send + 'static,
 ) -> Answered {
     let mut begin: Begin = Box::pin(Answers::begin(Arc::clone(&model), generate));
     match timeout(SOON, begin.as_mut()).await {
         Ok(answers) => Ok(reply::events(make(answers?))),
         Err(_) => {
-            let Told { failure, progress } = told;
+            let EarlyEvents { failure, progress } = early;
             let progress: Progress = Box::new(move || progress(&model));
             Ok(reply::events(Late::Waits { begin, failure, progress, make: Some(Box::new(make)) }))
         }
@@ -115,7 +116,7 @@ mod tests {
 
     fn late(begin: Begin) -> Late<Never> {
         let progress: Progress = Box::new(|| Some(json!({ "loading": 1 })));
-        Late::Waits { begin, failure: Told::OPENAI.failure, progress, make: Some(Box::new(|_| Never)) }
+        Late::Waits { begin, failure: EarlyEvents::OPENAI.failure, progress, make: Some(Box::new(|_| Never)) }
     }
 
     #[test]

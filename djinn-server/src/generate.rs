@@ -7,7 +7,7 @@ mod text;
 pub use text::{Piece, SpelledToken, TokenInfo};
 
 use crate::facts::{Generated, RequestFacts};
-use crate::model::{ServedModel, Told};
+use crate::model::{AnswerEvent, ServedModel};
 use crate::sessions::TurnResult;
 use crate::steering::{HookRoom, Steered};
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
@@ -107,7 +107,7 @@ pub struct Answers {
     model: Arc<ServedModel>,
     leases: Vec<Lease>,
     speaking: Vec<Speaking>,
-    happenings: mpsc::UnboundedReceiver<Told>,
+    happenings: mpsc::UnboundedReceiver<AnswerEvent>,
     usage: TokenUsage,
     asked: Instant,
     latest: Option<Instant>,

@@ -16,7 +16,7 @@ pub(crate) mod transfer;
 
 pub use hints::SessionUse;
 pub(crate) use identity::check as check_name;
-pub(crate) use routes::{Named, Told, body as session_body};
+pub(crate) use routes::{EngineReport, Named, body as session_body};
 pub(crate) use table::{EngineSession, SessionTable, Ticket, TurnResult};
 
 use djinn_scheduler::Residency;

@@ -5,7 +5,7 @@ use crate::openai::models;
 use crate::reply::unix_now;
 use crate::request::Pairs;
 use crate::server::Server;
-use crate::sessions::{Told, residency_name, session_body};
+use crate::sessions::{EngineReport, residency_name, session_body};
 use djinn_engine::{Client, SessionId, SessionSnapshot, Snapshot, StepCounts};
 use djinn_host::Generation;
 use djinn_models::GenerationDefaults;
@@ -180,7 +180,7 @@ impl Listed {
             let SessionSnapshot { id, report, paused_at, .. } = session;
             let mut row = match names.remove(id) {
                 Some((name, record)) => {
-                    let told = Told { report: report.clone(), paused_at: paused_at.clone() };
+                    let told = EngineReport { report: report.clone(), paused_at: paused_at.clone() };
                     session_body(&name, model_name, &record, Some(told))
                 }
                 None => json!({

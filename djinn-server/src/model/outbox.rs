@@ -9,11 +9,11 @@ use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// An event of an answer, with the answer's number in its request, and when the engine sent it.
-pub(crate) type Told = (usize, Happening, Instant);
+pub(crate) type AnswerEvent = (usize, Happening, Instant);
 
 /// An event for a request.
 struct Letter {
-    to: UnboundedSender<Told>,
+    to: UnboundedSender<AnswerEvent>,
     answer: usize,
     happening: Happening,
 }
@@ -36,7 +36,7 @@ impl Outbox {
     }
 
     /// Collects an event of an answer. Returns false if no request waits for it.
-    pub(crate) fn put(&self, to: &UnboundedSender<Told>, answer: usize, happening: Happening) -> bool {
+    pub(crate) fn put(&self, to: &UnboundedSender<AnswerEvent>, answer: usize, happening: Happening) -> bool {
         if to.is_closed() {
             return false;
         }

@@ -3,7 +3,7 @@
 use super::chunks::{Choices, Chunks, Head};
 use super::structure::{self, Tools};
 use super::{Streaming, UsageBody, finish_name, finite, messages};
-use crate::beginning::{self, Told};
+use crate::beginning::{self, EarlyEvents};
 use crate::body::Fields;
 use crate::fields::CHAT;
 use crate::model::ServedModel;
@@ -32,7 +32,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
     match streaming.stream {
         true => {
             let chunks = move |answers| Chunks::new(head, answers, streaming, choices);
-            beginning::events(model, generate, Told::OPENAI, chunks).await
+            beginning::events(model, generate, EarlyEvents::OPENAI, chunks).await
         }
         false => whole(&head, Answers::begin(model, generate).await?, &choices).await,
     }
@@ -51,9 +51,9 @@ fn rendered(
     model: &ServedModel,
     tools: Option<&Tools>,
 ) -> Result<(Vec<u32>, String), ApiError> {
-    let told = tools.map(|tools| tools.told(model));
+    let prompt = tools.map(|tools| tools.prompt(model));
     let conversation =
-        messages::conversation(fields, told.as_ref(), structure::loses_calls(model), model.context())?;
+        messages::conversation(fields, prompt.as_ref(), structure::loses_calls(model), model.context())?;
     let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
     model.encode_conversation(&conversation, prompts)
 }

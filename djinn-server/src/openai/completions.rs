@@ -2,7 +2,7 @@
 
 use super::chunks::{Choices, Chunks, Head};
 use super::{Streaming, UsageBody, finish_name, finite};
-use crate::beginning::{self, Told};
+use crate::beginning::{self, EarlyEvents};
 use crate::body::Fields;
 use crate::fields::COMPLETIONS;
 use crate::model::ServedModel;
@@ -63,7 +63,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
     match streaming.stream {
         true => {
             let chunks = move |answers| Chunks::new(head, answers, streaming, choices);
-            beginning::events(model, generate, Told::OPENAI, chunks).await
+            beginning::events(model, generate, EarlyEvents::OPENAI, chunks).await
         }
         false => whole(&head, Answers::begin(model, generate).await?, choices).await,
     }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 /// context of `context` tokens has are refused before any work on them.
 pub(super) fn conversation(
     fields: &Fields,
-    tools: Option<&Told>,
+    tools: Option<&ToolPrompt>,
     in_texts: bool,
     context: u64,
 ) -> Result<Conversation, ApiError> {
@@ -32,8 +32,8 @@ pub(super) fn conversation(
         messages = calls_in_texts(messages)?;
     }
     match tools {
-        Some(Told::ByTemplate(tools)) => drop(body.insert("tools".to_owned(), tools.clone())),
-        Some(Told::BySystem(text)) => tell(&mut messages, text),
+        Some(ToolPrompt::ByTemplate(tools)) => drop(body.insert("tools".to_owned(), tools.clone())),
+        Some(ToolPrompt::BySystem(text)) => tell(&mut messages, text),
         None => {}
     }
     body.insert("messages".to_owned(), Value::Array(messages));
@@ -56,7 +56,7 @@ pub(super) fn conversation(
 }
 
 /// How the model learns about its tools.
-pub(super) enum Told {
+pub(super) enum ToolPrompt {
     /// The chat template has a place for the list.
     ByTemplate(Value),
     /// The template does not know tools: this text precedes the conversation.

@@ -9,7 +9,7 @@ mod request;
 mod store;
 
 use super::{answer_id, chat};
-use crate::beginning::{self, Told};
+use crate::beginning::{self, EarlyEvents};
 use crate::body::RoomTaken;
 use crate::fields::RESPONSES;
 use crate::reply::{self, Answered, EventSource, Frames};
@@ -70,9 +70,10 @@ pub(crate) async fn create(request: ApiRequest) -> Answered {
         Running { output, answers, keeping, _room: room }
     };
     if stream {
-        let told = Told { failure: |error, events| events.event(&early_error(error)), progress: |_| None };
+        let early =
+            EarlyEvents { failure: |error, events| events.event(&early_error(error)), progress: |_| None };
         let make = move |answers| ResponseStream { running: run(answers), begun: false };
-        return beginning::events(model, generate, told, make).await;
+        return beginning::events(model, generate, early, make).await;
     }
     let mut running = run(Answers::begin(model, generate).await?);
     while let Some(piece) = running.next().await {

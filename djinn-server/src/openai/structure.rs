@@ -1,6 +1,6 @@
 //! Tools: what the model is told about them, and how its calls are parsed. Response formats: constraints on the text.
 
-use super::messages::{Told, call_text};
+use super::messages::{ToolPrompt, call_text};
 use crate::body::Fields;
 use crate::grammar::MOST_CALLS;
 use crate::model::ServedModel;
@@ -111,9 +111,9 @@ impl Tools {
     }
 
     /// How the model is told about them.
-    pub(super) fn told(&self, model: &ServedModel) -> Told {
+    pub(super) fn prompt(&self, model: &ServedModel) -> ToolPrompt {
         match format_of(model) {
-            Some(_) => Told::ByTemplate(Value::Array(self.list.clone())),
+            Some(_) => ToolPrompt::ByTemplate(Value::Array(self.list.clone())),
             None => {
                 let mut text = "You may call these functions, given as JSON:\n".to_owned();
                 for tool in &self.list {
@@ -121,7 +121,7 @@ impl Tools {
                 }
                 text += "To call one, answer with its name and arguments as JSON between tags:\n";
                 text += &call_text("FUNCTION", &json!({}));
-                Told::BySystem(text)
+                ToolPrompt::BySystem(text)
             }
         }
     }

@@ -1,6 +1,6 @@
 //! `/v1/generate`: one answer as `djinn run` gives it, alone or in a chat: same prompt, same defaults, with token ids.
 
-use crate::beginning::{self, Told};
+use crate::beginning::{self, EarlyEvents};
 use crate::body::Fields;
 use crate::fields::GENERATE;
 use crate::openai::finish_name;
@@ -41,7 +41,7 @@ pub(crate) async fn generate(request: ApiRequest) -> Answered {
         finish: None,
         ended: false,
     };
-    beginning::events(model, prepared, Told { progress: loading, ..Told::OPENAI }, make).await
+    beginning::events(model, prepared, EarlyEvents { progress: loading, ..EarlyEvents::OPENAI }, make).await
 }
 
 /// How much of the model is loaded.

@@ -94,19 +94,19 @@ impl Named {
     }
 
     /// The engine's report on it.
-    async fn told(&self) -> Option<Told> {
+    async fn report(&self) -> Option<EngineReport> {
         let engine = self.record.engine.as_ref()?;
         reports(std::slice::from_ref(engine)).await.pop().flatten()
     }
 
     /// The session as JSON for its client.
     pub(super) async fn body(&self) -> Value {
-        body(&self.key.1, &self.model_name, &self.record, self.told().await)
+        body(&self.key.1, &self.model_name, &self.record, self.report().await)
     }
 
     /// Its state, in a word.
     pub(crate) async fn state(&self) -> &'static str {
-        state(&self.record, self.told().await.as_ref())
+        state(&self.record, self.report().await.as_ref())
     }
 
     /// Marks it as used.
@@ -141,14 +141,14 @@ fn missing(id: &str) -> ApiError {
 
 /// An engine's report on a session.
 #[derive(Clone)]
-pub(crate) struct Told {
+pub(crate) struct EngineReport {
     pub(crate) report: SessionReport,
     /// Where it is paused at a breakpoint, if it is.
     pub(crate) paused_at: Option<PausedAt>,
 }
 
 /// Reports on sessions of one engine.
-async fn reports(sessions: &[EngineSession]) -> Vec<Option<Told>> {
+async fn reports(sessions: &[EngineSession]) -> Vec<Option<EngineReport>> {
     let Some(first) = sessions.first() else { return Vec::new() };
     let ids: Vec<SessionId> = sessions.iter().map(|session| session.id).collect();
     let own = ids.clone();
@@ -159,11 +159,11 @@ async fn reports(sessions: &[EngineSession]) -> Vec<Option<Told>> {
         });
     });
     let (Some(reports), Some(paused)) = (reports, paused.await) else { return vec![None; sessions.len()] };
-    let told = |(report, paused_at): (Option<_>, _)| report.map(|report| Told { report, paused_at });
+    let told = |(report, paused_at): (Option<_>, _)| report.map(|report| EngineReport { report, paused_at });
     reports.into_iter().zip(paused).map(told).collect()
 }
 
-fn state(record: &Record, told: Option<&Told>) -> &'static str {
+fn state(record: &Record, told: Option<&EngineReport>) -> &'static str {
     let computes = told.is_some_and(|told| told.report.phase.is_ready());
     match told {
         _ if record.paused => "paused",
@@ -175,7 +175,7 @@ fn state(record: &Record, told: Option<&Told>) -> &'static str {
 }
 
 /// A session as JSON for its client.
-pub(crate) fn body(id: &str, model: &str, record: &Record, told: Option<Told>) -> Value {
+pub(crate) fn body(id: &str, model: &str, record: &Record, told: Option<EngineReport>) -> Value {
     let state = state(record, told.as_ref());
     let (report, paused_at) = told.map(|told| (told.report, told.paused_at)).unzip();
     let engine = record.engine.as_ref();

@@ -8,9 +8,9 @@ use std::mem::{Discriminant, discriminant};
 
 /// The latest such output whose product has not come yet.
 #[derive(Default)]
-pub(super) struct Told(Cell<Option<(Stream, Span, ReadBy)>>);
+pub(super) struct ReadNext(Cell<Option<(Stream, Span, ReadBy)>>);
 
-impl Told {
+impl ReadNext {
     /// Follows a call that enqueues on `stream`.
     ///
     /// # Panics
