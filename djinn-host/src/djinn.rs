@@ -1,12 +1,12 @@
 //! Text in, text out.
 
-use crate::{Answer, AnyEngine, Chat, Generation, Reply, Result, Setup, Speaker, Speech, check_prompt, load};
+use crate::{
+    Answer, AnyEngine, Chat, DEFAULT_CONTEXT, Generation, Reply, Result, Setup, Speaker, Speech,
+    check_prompt, load,
+};
 use djinn_engine::SessionId;
 use djinn_models::{Message, Model};
 use std::ops::ControlFlow;
-
-/// The default context, if the model has as many tokens.
-const CONTEXT: u64 = 4096;
 
 /// A model on a device, and one conversation with it. Tokens in common with the previous text are not computed again,
 /// which does not change the answer.
@@ -28,7 +28,7 @@ impl Djinn {
     }
 
     /// Loads an open model. `on_progress` gets the bytes loaded and in all, and may cancel. The default context is
-    /// 4096 tokens, or the model's if that is less.
+    /// [`DEFAULT_CONTEXT`], or the model's if that is less.
     ///
     /// # Errors
     /// As [`load`](crate::load()).
@@ -37,7 +37,7 @@ impl Djinn {
         setup: &Setup,
         on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
-        let options = setup.options(&model, CONTEXT.min(model.graph.max_context));
+        let options = setup.options(&model, DEFAULT_CONTEXT.min(model.graph.max_context));
         let engine = load(&model, setup, &options, on_progress)?;
         Ok(Djinn { model, engine, session: None })
     }

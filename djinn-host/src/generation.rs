@@ -37,7 +37,7 @@ pub struct Generation {
 impl Default for Generation {
     fn default() -> Self {
         Generation {
-            max_tokens: 256,
+            max_tokens: Generation::MAX_TOKENS,
             greedy: false,
             temperature: None,
             top_k: None,
@@ -54,6 +54,9 @@ impl Default for Generation {
 }
 
 impl Generation {
+    /// The default of [`max_tokens`](Generation::max_tokens).
+    pub const MAX_TOKENS: u32 = 256;
+
     /// The same for a chat, in which greedy decoding would repeat itself. Settings that neither the user nor the
     /// model's makers give are a temperature of 0.7, top-p 0.95, min-p 0.05 and a repetition penalty of 1.1.
     /// Checkpoints with `do_sample` keep neutral values for missing settings.

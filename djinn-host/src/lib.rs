@@ -44,7 +44,7 @@ pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan}
 pub use generation::{Generation, check_prompt, seed};
 pub use nearest::nearest;
 pub use progress::{Meter, remark};
-pub use setup::{Activations, Setup, WeightEncoding, context_for, kv_dtype};
+pub use setup::{Activations, DEFAULT_CONTEXT, Setup, WeightEncoding, context_for, kv_dtype};
 pub use speech::{SYSTEM, Speech};
 pub use tables::{LogitRows, count, logits_table, plan_table, plan_text, srg_text};
 pub use target::{Known, Target};

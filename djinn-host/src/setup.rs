@@ -206,6 +206,9 @@ pub fn kv_dtype(device: DeviceName, model: &Model) -> DType {
     if device == DeviceName::Cpu || is_f32 { DType::F32 } else { DType::F16 }
 }
 
+/// The default context of a conversation and of a server, if the model has as many tokens.
+pub const DEFAULT_CONTEXT: u64 = 4096;
+
 /// The context for `tokens` tokens: whole pages, within what the model can do.
 pub fn context_for(tokens: u64, model: &Model) -> u64 {
     let page = Options::default().page_tokens as u64;

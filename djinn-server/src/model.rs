@@ -21,7 +21,7 @@ pub use device::SharedDevice;
 use device_thread::Follower;
 use djinn_device::Ops;
 use djinn_engine::{Client, KvShape, Occupancy, Residence, Snapshot};
-use djinn_host::{Activations, Setup};
+use djinn_host::{Activations, DEFAULT_CONTEXT, Setup};
 use djinn_models::{ChatTemplate, Conversation, GenerationDefaults, Model, Tokenizer};
 use djinn_scheduler::Registry;
 use djinn_srg::Graph;
@@ -38,8 +38,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// The default context, if the model has as many tokens.
-const CONTEXT: u64 = 4096;
 /// The most exports and imports of a model at a time. Each takes some megabytes of memory.
 const TRANSFERS: usize = 4;
 /// An engine that hangs must not hold up the metrics.
@@ -175,8 +173,8 @@ impl ServedModel {
     }
 
     /// Loads a model and starts its engine, on a device of its own. `on_progress` gets the bytes loaded and in all,
-    /// and may cancel. The default context is 4096 tokens, or the model's if that is less. A failed engine is
-    /// restarted on the same device; requests fail meanwhile.
+    /// and may cancel. The default context is [`DEFAULT_CONTEXT`], or the model's if that is less. A failed engine
+    /// is restarted on the same device; requests fail meanwhile.
     ///
     /// # Errors
     /// The device does not exist, or is too small for the model and one context of keys and values. Settings of the
@@ -215,7 +213,7 @@ impl ServedModel {
         if serving.sequences == 0 {
             return Err(Error::Setting("a step must hold one session at least".to_owned()));
         }
-        let options = setup.options(&model, CONTEXT.min(model.graph.max_context));
+        let options = setup.options(&model, DEFAULT_CONTEXT.min(model.graph.max_context));
         let steering = SteeringStore::new(serving.steering_bytes);
         let steering = match &serving.steering_dir {
             Some(folder) => steering.with_folder(folder, &model.graph)?,

@@ -14,7 +14,6 @@ mod usage;
 mod words;
 
 use super::editor::{Asked, Editor, Lines};
-use super::run::MAX_TOKENS;
 use crate::args::DebugArgs;
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::loaded::{self, Loaded};
@@ -23,7 +22,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use command::Command;
 use djinn_engine::debug::HookPoint;
 use djinn_engine::{Options, Request};
-use djinn_host::{AnyEngine, Error, Speaker, Speech, check_prompt, context_for, seed};
+use djinn_host::{AnyEngine, Error, Generation, Speaker, Speech, check_prompt, context_for, seed};
 use running::Session;
 use std::io::{BufRead, IsTerminal, Read};
 use std::process::ExitCode;
@@ -48,7 +47,7 @@ pub(super) fn run(args: &DebugArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     let tokens = speech.tokens(prompt)?;
     check_prompt(&model, args.memory.context, &tokens)?;
     Speaker::new(&speech, &args.sampling.stop)?;
-    let request = args.sampling.request(&model, tokens, MAX_TOKENS)?;
+    let request = args.sampling.request(&model, tokens, Generation::MAX_TOKENS)?;
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let setup = loaded::setup(&args.device, &args.memory, &model, quiet);
     let context = args.memory.context.unwrap_or_else(|| context_for(room, &model));

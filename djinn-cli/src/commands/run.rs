@@ -13,7 +13,9 @@ use crate::stats::RunStats;
 use crate::trace::TraceFile;
 use anyhow::{Result, bail};
 use djinn_engine::Finish;
-use djinn_host::{Answer, Error, Speaker, Speech, check_prompt, context_for, seed};
+use djinn_host::{
+    Answer, DEFAULT_CONTEXT, Error, Generation, Speaker, Speech, check_prompt, context_for, seed,
+};
 use djinn_models::Model;
 use djinn_models::tokenizer::StopStrings;
 use prompt::Prompt;
@@ -22,9 +24,7 @@ use show::Show;
 pub(super) use show::name;
 use std::process::ExitCode;
 
-pub(super) const MAX_TOKENS: u32 = 256;
 const MAX_CHAT_TOKENS: u32 = 1024;
-const MAX_CHAT_CONTEXT: u64 = 4096;
 
 #[derive(Serialize)]
 struct Output<'a, S> {
@@ -53,7 +53,7 @@ pub(super) fn run(args: &RunArgs, interrupt: &Interrupt, quiet: bool) -> Result<
     let done = match prompt {
         Prompt::Chat => {
             chat::check_seed(args, &model.defaults)?;
-            let context = args.memory.context.unwrap_or(model.graph.max_context.min(MAX_CHAT_CONTEXT));
+            let context = args.memory.context.unwrap_or(model.graph.max_context.min(DEFAULT_CONTEXT));
             let mut loaded = load(args, &model, context, interrupt, quiet)?;
             let talked = chat::run(&mut loaded, speech, args, interrupt, quiet);
             trace.write(&mut *loaded.engine, talked)?;
@@ -103,7 +103,7 @@ fn once(
 ) -> Result<ExitCode> {
     let model = speech.model();
     check_prompt(model, args.memory.context, &tokens)?;
-    let request = args.sampling.request(model, tokens, MAX_TOKENS)?;
+    let request = args.sampling.request(model, tokens, Generation::MAX_TOKENS)?;
     let room = request.prompt.len() as u64 + request.max_tokens as u64;
     let context = args.memory.context.unwrap_or_else(|| context_for(room, model));
     // Of one piece of work with loading: a Ctrl-C at the end of that cancels the answer.

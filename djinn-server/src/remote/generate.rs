@@ -13,7 +13,6 @@ use djinn_models::Message;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-const MAX_TOKENS: u64 = 256;
 /// Stop strings, and bytes of one.
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 1024;
@@ -59,7 +58,7 @@ fn prepare(
     salt: Vec<u8>,
 ) -> Result<(GenerateRequest, usize), ApiError> {
     let most = u64::from(u32::MAX);
-    let max_tokens = fields.integer("max_tokens", 1..=most)?.unwrap_or(MAX_TOKENS);
+    let max_tokens = fields.integer("max_tokens", 1..=most)?.unwrap_or(Generation::MAX_TOKENS.into());
     let generation = Generation {
         greedy: fields.flag("greedy")?,
         temperature: fields.number("temperature", 0.0..=f32::MAX)?,

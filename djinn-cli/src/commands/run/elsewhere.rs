@@ -34,7 +34,7 @@ pub(super) fn run(args: &RunArgs, url: &str, interrupt: &Interrupt, quiet: bool)
     let server = remote::at("--server", url, &args.server.api_key, None)?;
     let server = if quiet { server } else { server.showing() };
     let (raw, system) = (args.raw, args.system.clone());
-    let generation = Generation { raw, system, ..args.sampling.generation(super::MAX_TOKENS) };
+    let generation = Generation { raw, system, ..args.sampling.generation(Generation::MAX_TOKENS) };
     let mut body = generate_body(&args.model, &generation);
     match Prompt::read(args)? {
         Prompt::Text(text) => body["prompt"] = text.into(),
