@@ -101,11 +101,7 @@ impl Generation {
     /// The request to generate after `prompt`. Tokens that end a text or a turn end the answer, unless they are
     /// ignored.
     pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
-        let mut stop_tokens = Vec::new();
-        if !self.ignore_eos {
-            stop_tokens.extend_from_slice(&model.defaults.eos);
-            stop_tokens.extend(model.tokenizer.iter().flat_map(|t| t.end_tokens()));
-        }
+        let stop_tokens = if self.ignore_eos { Vec::new() } else { model.end_tokens() };
         let sampling = self.sampling(&model.defaults);
         Request { prompt, max_tokens: self.max_tokens as usize, sampling, stop_tokens }
     }

@@ -117,6 +117,17 @@ pub struct Model {
     pub encoded: Vec<EncodedWeights>,
 }
 
+impl Model {
+    /// Every token that ends a text or a turn, as the model's makers or its tokenizer say; sorted.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        let mut ids = self.defaults.eos.clone();
+        ids.extend(self.tokenizer.iter().flat_map(Tokenizer::end_tokens));
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
 impl std::fmt::Debug for Model {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Model")

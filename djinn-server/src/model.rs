@@ -230,10 +230,7 @@ impl ServedModel {
         };
         let context = starting.context();
         let (resident, access) = Resident::new(starting, follower);
-        let mut end_tokens = model.defaults.eos.clone();
-        end_tokens.extend(model.tokenizer.iter().flat_map(Tokenizer::end_tokens));
-        end_tokens.sort_unstable();
-        end_tokens.dedup();
+        let end_tokens = model.end_tokens();
         let created = reply::unix_now();
         let Serving { sessions, sessions_per_key, session_idle, scheduler, .. } = serving;
         let keeps = scheduler.policy != "none";
