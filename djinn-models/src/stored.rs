@@ -24,6 +24,16 @@ use std::path::{Path, PathBuf};
 
 /// The name of the manifest in a model's folder.
 pub const MANIFEST_FILE: &str = "manifest.json";
+/// The longest name of a model in a store, in bytes.
+pub const LONGEST_NAME: usize = 128;
+/// The code of a server's refusal of a name that another model has.
+pub const NAME_TAKEN: &str = "model_exists";
+/// The header for a piece's next byte. Headers of uploads are those of the IETF's draft of resumable uploads.
+pub const OFFSET_HEADER: &str = "upload-offset";
+/// The header for whether a piece is complete.
+pub const COMPLETE_HEADER: &str = "upload-complete";
+/// The header for a piece's bytes in all.
+pub const LENGTH_HEADER: &str = "upload-length";
 /// Far above any manifest: a hundred thousand pieces take less.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 

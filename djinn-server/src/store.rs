@@ -23,7 +23,7 @@ use crate::{ApiError, reply};
 use axum::http::StatusCode;
 use counts::Counts;
 use disk::Folders;
-use djinn_models::stored::{ContentHash, ModelManifest, read_manifest};
+use djinn_models::stored::{ContentHash, ModelManifest, NAME_TAKEN, read_manifest};
 use djinn_models::{Location, Model};
 use djinn_vmu::size;
 use serde::{Deserialize, Serialize};
@@ -435,7 +435,7 @@ fn changed(path: &Path) -> u64 {
 fn taken(name: &str) -> ApiError {
     let message =
         format!("a model called {name} is there; DELETE /v1/models/{name} first, or take another name");
-    ApiError::conflict(message, "model_exists")
+    ApiError::conflict(message, NAME_TAKEN)
 }
 
 fn no_manifest(id: &ContentHash) -> ApiError {

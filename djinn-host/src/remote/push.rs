@@ -2,7 +2,9 @@
 
 use super::{Remote, accepted};
 use crate::{Error, Result};
-use djinn_models::stored::{ContentHash, LocalModel, PiecePlace};
+use djinn_models::stored::{
+    COMPLETE_HEADER, ContentHash, LONGEST_NAME, LocalModel, NAME_TAKEN, OFFSET_HEADER, PiecePlace,
+};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -23,14 +25,6 @@ const TRY_AGAIN_AFTER: [u64; 5] = [0, 1, 2, 4, 8];
 const LOOKS_PER_SECOND: u64 = 10;
 /// Hexadecimal digits of a manifest's hash in the name that its model has until it replaces another one.
 const NEXT_DIGITS: usize = 16;
-/// The longest name of a model in a store, in bytes.
-const LONGEST_NAME: usize = 128;
-/// The code of the refusal of a name that another model has.
-const TAKEN: &str = "model_exists";
-/// The header for a piece's next byte.
-const OFFSET: &str = "upload-offset";
-/// The header for whether a piece is complete.
-const COMPLETE: &str = "upload-complete";
 
 /// Statistics of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,7 +115,9 @@ impl Remote {
             Error::NotReplaced { name, next, source: Box::new(source) }
         };
         let refused = match self.push(model, name, connections, progress) {
-            Err(error) if matches!(&error, Error::Refused { code: Some(code), .. } if code == TAKEN) => error,
+            Err(error) if matches!(&error, Error::Refused { code: Some(code), .. } if code == NAME_TAKEN) => {
+                error
+            }
             Err(error) => return Err(error),
             Ok(pushed) => {
                 // An interrupted replacement by the same files may have left it.
@@ -240,7 +236,7 @@ impl Piece<'_> {
     fn go_on(&self) -> Result<()> {
         let answer = self.server.asked("HEAD", &self.path())?;
         let told = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
-        match (told(COMPLETE), told(OFFSET).and_then(|offset| offset.parse().ok())) {
+        match (told(COMPLETE_HEADER), told(OFFSET_HEADER).and_then(|offset| offset.parse().ok())) {
             (Some("?1"), _) => Ok(()),
             (_, Some(have)) => self.send_from(have),
             _ => Err(Error::NoSuchPiece),
@@ -260,7 +256,7 @@ impl Piece<'_> {
         let mut body = Counted { file: file.take(left), sent: self.sent, ended: self.ended };
         let (offset, length) = (from.to_string(), left.to_string());
         let headers = [
-            (OFFSET, offset.as_str()),
+            (OFFSET_HEADER, offset.as_str()),
             ("content-length", length.as_str()),
             ("content-type", "application/octet-stream"),
         ];

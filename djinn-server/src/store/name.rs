@@ -1,8 +1,8 @@
 //! Names of models in a store, and of their folders.
 
+use djinn_models::stored::LONGEST_NAME;
 use std::path::Path;
 
-const LONGEST: usize = 128;
 /// Stands for a slash in a folder's name.
 const SLASH: &str = "--";
 /// Path segments below a model's name, which cannot be names.
@@ -15,11 +15,11 @@ pub(super) fn check(name: &str) -> Result<(), String> {
         |part: &str| part.starts_with(|first: char| first.is_ascii_alphanumeric()) && part.bytes().all(plain);
     let parts: Vec<&str> = name.split('/').collect();
     let last = parts.last().copied().unwrap_or_default();
-    let fine = name.len() <= LONGEST && parts.len() <= 2 && parts.iter().all(|part| is_part(part));
+    let fine = name.len() <= LONGEST_NAME && parts.len() <= 2 && parts.iter().all(|part| is_part(part));
     match fine && !name.contains(SLASH) && !PARTS.contains(&last) {
         true => Ok(()),
         false => Err(format!(
-            "a model's name is NAME or ORG/NAME of up to {LONGEST} letters, digits and ._- without {SLASH}, each begins \
+            "a model's name is NAME or ORG/NAME of up to {LONGEST_NAME} letters, digits and ._- without {SLASH}, each begins \
              with a letter or digit, and the last is not hooks, plan or srg"
         )),
     }
@@ -46,7 +46,7 @@ mod tests {
             assert_eq!(check(name), Ok(()), "{name}");
             assert_eq!(of_folder(Path::new(&folder(name))).as_deref(), Some(name));
         }
-        let long = "x".repeat(LONGEST + 1);
+        let long = "x".repeat(LONGEST_NAME + 1);
         let bad = [
             "", ".", "..", "../x", "a/../b", "a/b/c", "/a", "a/", ".a", "-a", "a--b", "a b", "ä", "a/hooks",
             "plan",

@@ -13,17 +13,13 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
-use djinn_models::stored::{ContentHash, ModelManifest};
+use djinn_models::stored::{COMPLETE_HEADER, ContentHash, LENGTH_HEADER, ModelManifest, OFFSET_HEADER};
 use http_body_util::BodyExt;
 use serde_json::json;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-/// Headers for the progress of a piece, from the IETF's draft of resumable uploads.
-const OFFSET: &str = "upload-offset";
-const COMPLETE: &str = "upload-complete";
-const LENGTH: &str = "upload-length";
 /// The least average rate of a sender. Several pieces may share a slow line.
 const SLOWEST_BYTES_PER_S: u64 = 8 << 10;
 /// Frames of a body that wait to be written.
@@ -94,13 +90,13 @@ pub(crate) async fn put(
     body: Body,
 ) -> Answered {
     let (store, hash) = (store(&server, asker)?, hash(&name)?);
-    let offset = match headers.get(OFFSET) {
+    let offset = match headers.get(OFFSET_HEADER) {
         None => 0,
         Some(value) => value
             .to_str()
             .ok()
             .and_then(|text| text.parse().ok())
-            .ok_or_else(|| ApiError::invalid(format!("{OFFSET} is a number of bytes")))?,
+            .ok_or_else(|| ApiError::invalid(format!("{OFFSET_HEADER} is a number of bytes")))?,
     };
     let _permit = store.upload_permit()?;
     let arrived = arrive(&server, &store, hash, offset, body).await?;
@@ -172,9 +168,9 @@ fn with_progress(status: StatusCode, arrived: Arrived) -> Response<Body> {
     let complete = arrived.is_whole();
     let mut response = reply::json(status, &json!({ "bytes": bytes, "have": have, "complete": complete }));
     let headers = response.headers_mut();
-    headers.insert(OFFSET, HeaderValue::from(have));
-    headers.insert(LENGTH, HeaderValue::from(bytes));
-    headers.insert(COMPLETE, HeaderValue::from_static(if complete { "?1" } else { "?0" }));
+    headers.insert(OFFSET_HEADER, HeaderValue::from(have));
+    headers.insert(LENGTH_HEADER, HeaderValue::from(bytes));
+    headers.insert(COMPLETE_HEADER, HeaderValue::from_static(if complete { "?1" } else { "?0" }));
     response
 }
 
