@@ -33,12 +33,8 @@ impl Dialogue {
     /// # Errors
     /// [`Error::NoTemplate`] if there is a `system`, but no template to hold it.
     pub fn with_model(model: &str, has_template: bool, system: Option<&str>) -> Result<Self> {
-        let model = model.to_owned();
-        if system.is_some() && !has_template {
-            return Err(Error::NoTemplate { model });
-        }
-        let system = has_template.then(|| system.unwrap_or(SYSTEM)).filter(|text| !text.is_empty());
-        let without_template = (!has_template).then_some(model);
+        let system = system_message(model, has_template, system)?;
+        let without_template = (!has_template).then(|| model.to_owned());
         Ok(Dialogue { without_template, system: system.map(str::to_owned), turns: Vec::new() })
     }
 
@@ -169,4 +165,20 @@ impl Dialogue {
             tokens => tokens.map(Some),
         }
     }
+}
+
+/// The system message that a conversation with `model` begins with: `system`, else [`SYSTEM`]. `None` if `system` is empty,
+/// which leaves it to the template, or if there is no template to hold it.
+///
+/// # Errors
+/// [`Error::NoTemplate`] for a `system` without a template.
+pub(crate) fn system_message<'a>(
+    model: &str,
+    has_template: bool,
+    system: Option<&'a str>,
+) -> Result<Option<&'a str>> {
+    if system.is_some() && !has_template {
+        return Err(Error::NoTemplate { model: model.to_owned() });
+    }
+    Ok(has_template.then(|| system.unwrap_or(SYSTEM)).filter(|text| !text.is_empty()))
 }

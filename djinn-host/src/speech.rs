@@ -1,5 +1,6 @@
 //! Converts between a model's text and tokens.
 
+use crate::dialogue::system_message;
 use crate::{Error, Generation, Result};
 use djinn_models::{ChatTemplate, Message, Model, TextStream, Tokenizer};
 
@@ -39,10 +40,7 @@ impl<'a> Speech<'a> {
     /// [`Error::NoTemplate`] for a `system` without a template.
     pub fn chat(model: &'a Model, system: Option<&'a str>) -> Result<Self> {
         let chat = model.chat.as_ref();
-        if system.is_some() && chat.is_none() {
-            return Err(Error::NoTemplate { model: model.name.clone() });
-        }
-        let system = chat.and(Some(system.unwrap_or(SYSTEM))).filter(|text| !text.is_empty());
+        let system = system_message(&model.name, chat.is_some(), system)?;
         Ok(Speech { model, chat, system })
     }
 
