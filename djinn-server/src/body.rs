@@ -12,6 +12,9 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+/// The most bytes of a stop string.
+pub(crate) const LONGEST_STOP: usize = 1024;
+
 #[derive(Debug, Default)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,
@@ -122,6 +125,11 @@ impl Fields {
     pub(crate) fn flag(&self, name: &'static str) -> Result<bool, ApiError> {
         Ok(self.read(name)?.unwrap_or(false))
     }
+}
+
+/// Whether these are at most `most` stop strings, of 1 to [`LONGEST_STOP`] bytes each.
+pub(crate) fn stops_fit(stops: &[String], most: usize) -> bool {
+    stops.len() <= most && stops.iter().all(|stop| (1..=LONGEST_STOP).contains(&stop.len()))
 }
 
 /// Refuses a value outside a range, which `words` names.

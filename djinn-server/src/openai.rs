@@ -9,7 +9,7 @@ pub(crate) mod responses;
 mod structure;
 pub(crate) mod tokens;
 
-use crate::body::Fields;
+use crate::body::{Fields, LONGEST_STOP, stops_fit};
 use crate::model::ServedModel;
 use crate::{ApiError, FinishReason, GenerateRequest, TokenUsage};
 use djinn_engine::Sampling;
@@ -21,9 +21,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 /// The build: as long as it is the same, a seed gives the same answer. llama.cpp's begin with a `b`, too.
 const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 const MOST_CHOICES: u64 = 16;
-/// The most stop strings, and the bytes of each.
 const MOST_STOPS: usize = 4;
-const LONGEST_STOP: usize = 1024;
 const MOST_STOP_TOKENS: usize = 64;
 
 /// A different number at each call.
@@ -141,7 +139,7 @@ fn stop(fields: &Fields) -> Result<Vec<String>, ApiError> {
         }
         Some(_) => return Err(wrong()),
     };
-    match stops.len() <= MOST_STOPS && stops.iter().all(|stop| (1..=LONGEST_STOP).contains(&stop.len())) {
+    match stops_fit(&stops, MOST_STOPS) {
         true => Ok(stops),
         false => Err(wrong()),
     }

@@ -1,14 +1,12 @@
 //! Translates requests of the Messages API to chat requests.
 
 use crate::ApiError;
-use crate::body::Fields;
+use crate::body::{Fields, LONGEST_STOP, stops_fit};
 use crate::fields::CHAT;
 use serde_json::{Map, Value, json};
 use std::fmt::Display;
 
-/// The most stop sequences, and the bytes of each.
 const MOST_STOPS: usize = 16;
-const LONGEST_STOP: usize = 1024;
 /// Fields with the same name in chat requests.
 const SAME: [&str; 7] = ["temperature", "top_p", "top_k", "priority", "cache_salt", "seed", "ignore_eos"];
 
@@ -78,7 +76,7 @@ pub(super) fn check_last(fields: &Fields) -> Result<(), ApiError> {
 pub(super) fn stop_sequences(fields: &Fields) -> Result<Vec<String>, ApiError> {
     let name = "stop_sequences";
     let stops: Vec<String> = fields.read(name)?.unwrap_or_default();
-    match stops.len() <= MOST_STOPS && stops.iter().all(|stop| (1..=LONGEST_STOP).contains(&stop.len())) {
+    match stops_fit(&stops, MOST_STOPS) {
         true => Ok(stops),
         false => Err(wrong(name, format!("may have {MOST_STOPS} texts, of 1 to {LONGEST_STOP} bytes each"))),
     }

@@ -1,7 +1,7 @@
 //! `/v1/generate`: one answer as `djinn run` gives it, alone or in a chat: same prompt, same defaults, with token ids.
 
 use crate::beginning::{self, EarlyEvents};
-use crate::body::Fields;
+use crate::body::{Fields, LONGEST_STOP, stops_fit};
 use crate::fields::GENERATE;
 use crate::openai::finish_name;
 use crate::reply::{Answered, EventSource, Frames};
@@ -13,9 +13,7 @@ use djinn_models::Message;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Stop strings, and bytes of one.
 const MOST_STOPS: usize = 16;
-const LONGEST_STOP: usize = 1024;
 
 /// Answers a request with events: the prompt's tokens, text as it comes, and at the end all tokens.
 pub(crate) async fn generate(request: ApiRequest) -> Answered {
@@ -73,10 +71,10 @@ fn prepare(
         system: fields.read("system")?,
         ..Generation::default()
     };
-    if generation.stop.len() > MOST_STOPS || generation.stop.iter().any(|stop| stop.len() > LONGEST_STOP) {
+    if !stops_fit(&generation.stop, MOST_STOPS) {
         return Err(ApiError::field(
             "stop",
-            format!("give up to {MOST_STOPS} texts of up to {LONGEST_STOP} bytes"),
+            format!("give up to {MOST_STOPS} texts, of 1 to {LONGEST_STOP} bytes each"),
         ));
     }
     let own = model.model();

@@ -37,6 +37,7 @@ fn what_has_no_logits_is_refused() {
     }
     target.refused("/v1/generate", &json!({ "model": "tiny" }), "prompt");
     target.refused("/v1/generate", &json!({ "model": "tiny", "prompt": "x", "stop": vec!["y"; 17] }), "stop");
+    target.refused("/v1/generate", &json!({ "model": "tiny", "prompt": "x", "stop": [""] }), "stop");
     target.refused("/v1/generate", &json!({ "model": "tiny", "prompt_tokens": [] }), "prompt_tokens");
 }
 
