@@ -307,13 +307,13 @@ fn decode_group<F: Form>(kept: &[u8; GROUP], codes: &[u8; GROUP / 2], base: u8, 
     }
 }
 
-/// Where each 16 columns' values are among their 16: in the order 0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15. Four
-/// in succession are those that a lane has of an operand of the matrix units (PTX ISA, `wgmma`, fragments of A).
+/// The place of a column's value among those of its group: the order of a lane's columns in an operand of the matrix units
+/// (PTX ISA, `wgmma`, fragments of A).
 const fn place_of(column: usize) -> usize {
     column / 16 * 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2
 }
 
-/// The inverse of [`place_of`].
+/// The column whose value is at a place: the inverse of [`place_of`].
 const fn column_at(place: usize) -> usize {
     place / 16 * 16 + place % 16 / 4 * 2 + place % 4 / 2 * 8 + place % 2
 }
