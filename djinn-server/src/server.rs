@@ -141,7 +141,7 @@ impl Server {
     /// [`Error::Setting`] for an empty or used name, or without a [device](Self::device); a model that cannot be
     /// opened.
     pub fn add(&self, name: &str, location: &Location) -> Result<Arc<ServedModel>> {
-        // Nothing is opened in vain.
+        // A model under a refused name is not opened.
         check_new(name, &self.models())?;
         self.add_opened(name, self.open(location)?)
     }
