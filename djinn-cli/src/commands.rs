@@ -39,7 +39,7 @@ fn command(cli: &Cli) -> Result<ExitCode> {
     let (quiet, interrupt) = (cli.quiet, Interrupt::install()?);
     match &cli.command {
         Command::Run(args) => return run::run(args, &interrupt, quiet),
-        Command::Serve(args) => serve::run(args, &interrupt, quiet)?,
+        Command::Serve(args) => return serve::run(args, &interrupt, quiet),
         #[cfg(unix)]
         Command::Top(args) => top::run(args, &interrupt)?,
         #[cfg(not(unix))]

@@ -46,8 +46,10 @@ impl Flags {
     }
 
     fn hear(&self) {
-        if self.end() {
-            return;
+        // Held throughout, so that what begins to serve meanwhile is told, or finds that it was asked.
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(end) = end.take() {
+            return end();
         }
         let ends = match self.working.load(Ordering::SeqCst) {
             true => self.asked.swap(true, Ordering::SeqCst),
@@ -113,9 +115,15 @@ impl Interrupt {
         self.flags.chatting.store(true, Ordering::SeqCst);
     }
 
-    /// The first Ctrl-C or SIGTERM from now on calls `end`, and the process goes on.
-    pub(crate) fn serve(&self, end: impl FnOnce() + Send + 'static) {
-        *self.flags.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
+    /// The first Ctrl-C or SIGTERM from now on calls `end`, and the process goes on. False, without effect, if the
+    /// present work was asked to end.
+    pub(crate) fn serve(&self, end: impl FnOnce() + Send + 'static) -> bool {
+        let mut told = self.flags.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let serves = !self.asked();
+        if serves {
+            *told = Some(Box::new(end));
+        }
+        serves
     }
 
     /// SIGUSR1 calls `reload` from now on, and SIGUSR2 `renew`, where the system has signals.
@@ -186,5 +194,19 @@ mod tests {
         drop((answer, whole));
         let _later = interrupt.work();
         assert!(!interrupt.asked());
+    }
+
+    #[test]
+    fn work_that_was_asked_to_end_serves_nothing() {
+        let interrupt = Interrupt::default();
+        let loading = interrupt.work();
+        interrupt.flags.hear();
+        assert!(!interrupt.serve(|| panic!("it does not serve")));
+        drop(loading);
+        let (_loading, told) = (interrupt.work(), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&told);
+        assert!(interrupt.serve(move || seen.store(true, Ordering::SeqCst)));
+        interrupt.flags.hear();
+        assert!(told.load(Ordering::SeqCst) && !interrupt.asked());
     }
 }

@@ -7,17 +7,18 @@ mod renewal;
 mod spans;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs, StoreArgs};
-use crate::interrupt::Interrupt;
-use crate::{loaded, profile};
+use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::{loaded, output, profile};
 use anyhow::{Result, anyhow, bail};
-use djinn_host::{DeviceName, Meter};
+use djinn_host::{DeviceName, Error, Meter};
 use djinn_server::{AccessRules, Keys, Limits, ModelStore, ServedModel, Server, Serving, SharedDevice};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::ControlFlow;
+use std::process::ExitCode;
 use std::time::Duration;
 
-pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<()> {
+pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
     #[cfg(unix)]
     let inherited = renewal::inherited()?;
     #[cfg(not(unix))]
@@ -72,9 +73,17 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
             SharedDevice::start_all(models, &setup, &serving, &mut on_progress).map(|served| (None, served))
         }
     };
-    drop(loading);
     drop(progress);
-    let (device, started) = started.map_err(|error| told(error, &args.load, device_name))?;
+    let interrupted = || {
+        output::remark("interrupted while loading");
+        Ok(ExitCode::from(INTERRUPTED))
+    };
+    let (device, started) = match started {
+        Err(djinn_server::Error::Host(Error::Engine(djinn_engine::Error::Cancelled))) => {
+            return interrupted();
+        }
+        started => started.map_err(|error| told(error, &args.load, device_name))?,
+    };
     server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
     let context = started.first().map(ServedModel::context);
     let served = names.concat().join(", ");
@@ -86,13 +95,6 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
     }
     let server = server.access(access(address.ip(), &args.access));
     let bound = server.at(listener)?;
-    if !quiet {
-        let at = format!("at http://{}/v1", bound.address());
-        lines::remark(&match context {
-            Some(context) => format!("serving {served} {at}, with a context of {context} tokens"),
-            None => format!("serving the models that clients send {at}; nothing is loaded yet"),
-        });
-    }
     let (stop, renew, reload) = (bound.stop(), bound.stop(), bound.reload());
     let reload = move || {
         lines::remark("loading again; requests that are served may end first");
@@ -102,24 +104,32 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         lines::remark("beginning anew; requests that are served may end first");
         renew.renew();
     })?;
-    interrupt.serve(move || {
+    let serves = interrupt.serve(move || {
         lines::remark("ending; requests that are served may end first");
         stop.stop();
     });
+    drop(loading);
+    if !serves {
+        return interrupted();
+    }
+    if !quiet {
+        let at = format!("at http://{}/v1", bound.address());
+        lines::remark(&match context {
+            Some(context) => format!("serving {served} {at}, with a context of {context} tokens"),
+            None => format!("serving the models that clients send {at}; nothing is loaded yet"),
+        });
+    }
     #[cfg(unix)]
-    return match bound.run_or_renew()? {
-        Some(listener) => {
-            drop(written);
-            renewal::renew(listener)
-        }
-        None => Ok(()),
-    };
+    if let Some(listener) = bound.run_or_renew()? {
+        drop(written);
+        renewal::renew(listener)?;
+    }
     #[cfg(not(unix))]
     {
         bound.run()?;
         drop(written);
-        Ok(())
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {

@@ -215,7 +215,7 @@ fn an_interrupt_ends_the_answer_and_keeps_what_it_has() {
 
 /// A run of `djinn` that is interrupted once `wait` has seen what it waits for; its standard error.
 #[cfg(unix)]
-fn interrupted(args: &[&str], wait: impl FnOnce(&mut std::process::Child)) -> String {
+pub(super) fn interrupted(args: &[&str], wait: impl FnOnce(&mut std::process::Child)) -> String {
     use std::process::{Command, Stdio};
     let mut child = Command::new(env!("CARGO_BIN_EXE_djinn"))
         .args(args)
@@ -253,18 +253,20 @@ fn an_interrupt_is_heard_within_a_prompt() {
 #[test]
 fn an_interrupt_is_heard_while_weights_are_loaded() {
     let args = ["run", "synthetic:llama-2-7b?layers=4", "--prompt-tokens=1", "--resident-fraction=0"];
-    let error = interrupted(&args, |child| {
-        // Of 2 GB of weights, 64 MB are there.
-        let memory = || {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0 kB");
-            resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
-        };
-        while memory() < 64_000 {
-            std::thread::yield_now();
-        }
-    });
-    assert_eq!(error, "interrupted while loading\n");
+    assert_eq!(interrupted(&args, loads), "interrupted while loading\n");
+}
+
+/// Waits until 64 MB of a model's weights, which are many more, are there.
+#[cfg(target_os = "linux")]
+pub(super) fn loads(child: &mut std::process::Child) {
+    let memory = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0 kB");
+        resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    while memory() < 64_000 {
+        std::thread::yield_now();
+    }
 }
 
 /// Statistics tell of rounded activations where products round them, and only there.

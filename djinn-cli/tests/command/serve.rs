@@ -85,6 +85,15 @@ fn a_model_is_served_until_sigterm() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupt_while_the_model_is_loaded_ends_the_server() {
+    let args =
+        ["serve", "synthetic:llama-2-7b?layers=4", "--port=0", "--device=cpu", "--resident-fraction=0"];
+    let error = super::run::interrupted(&args, super::run::loads);
+    assert_eq!(error, "interrupted while loading\n");
+}
+
 #[cfg(unix)]
 #[test]
 fn the_model_is_loaded_again_at_sigusr1() {
