@@ -126,26 +126,6 @@ impl Interrupt {
         serves
     }
 
-    /// SIGUSR1 calls `reload` from now on, and SIGUSR2 `renew`, where the system has signals.
-    pub(crate) fn on_user_signals(
-        &self,
-        reload: impl Fn() + Send + 'static,
-        renew: impl Fn() + Send + 'static,
-    ) -> Result<()> {
-        #[cfg(unix)]
-        {
-            use signal_hook::consts::{SIGUSR1, SIGUSR2};
-            use signal_hook::iterator::Signals;
-            let mut signals =
-                Signals::new([SIGUSR1, SIGUSR2]).context("cannot handle SIGUSR1 and SIGUSR2")?;
-            let act = move |signal| if signal == SIGUSR1 { reload() } else { renew() };
-            std::thread::spawn(move || signals.forever().for_each(act));
-        }
-        #[cfg(not(unix))]
-        drop((reload, renew));
-        Ok(())
-    }
-
     /// Until the value is dropped, Ctrl-C asks for the end of the work. Work within work is a part of it: what was asked
     /// for during one part holds for the next.
     pub(crate) fn work(&self) -> Work<'_> {
@@ -160,6 +140,42 @@ impl Interrupt {
     /// Whether the work should end; after it, whether it was asked to.
     pub(crate) fn asked(&self) -> bool {
         self.flags.asked.load(Ordering::SeqCst)
+    }
+}
+
+/// SIGUSR1 and SIGUSR2, where the system has signals. They do not end the process, and wait until they are obeyed.
+#[derive(Debug)]
+pub(crate) struct UserSignals {
+    #[cfg(unix)]
+    signals: signal_hook::iterator::Signals,
+}
+
+impl UserSignals {
+    /// Keeps signals from now on.
+    pub(crate) fn keep() -> Result<Self> {
+        #[cfg(unix)]
+        {
+            use signal_hook::consts::{SIGUSR1, SIGUSR2};
+            let signals = signal_hook::iterator::Signals::new([SIGUSR1, SIGUSR2])
+                .context("cannot handle SIGUSR1 and SIGUSR2")?;
+            Ok(UserSignals { signals })
+        }
+        #[cfg(not(unix))]
+        Ok(UserSignals {})
+    }
+
+    /// SIGUSR1 calls `reload` from now on, and SIGUSR2 `renew`; those that were kept do so at once.
+    pub(crate) fn obey(self, reload: impl Fn() + Send + 'static, renew: impl Fn() + Send + 'static) {
+        #[cfg(unix)]
+        {
+            let mut signals = self.signals;
+            let act = move |signal| {
+                if signal == signal_hook::consts::SIGUSR1 { reload() } else { renew() }
+            };
+            std::thread::spawn(move || signals.forever().for_each(act));
+        }
+        #[cfg(not(unix))]
+        drop((reload, renew));
     }
 }
 

@@ -7,7 +7,7 @@ mod renewal;
 mod spans;
 
 use crate::args::{AccessArgs, LoadArgs, ServeArgs, StoreArgs};
-use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::interrupt::{INTERRUPTED, Interrupt, UserSignals};
 use crate::{loaded, output, profile};
 use anyhow::{Result, anyhow, bail};
 use djinn_host::{DeviceName, Error, Meter};
@@ -19,6 +19,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
+    // Before the models are loaded: by default, these signals end a process.
+    let signals = UserSignals::keep()?;
     #[cfg(unix)]
     let inherited = renewal::inherited()?;
     #[cfg(not(unix))]
@@ -100,10 +102,10 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         lines::remark("loading again; requests that are served may end first");
         reload.reload();
     };
-    interrupt.on_user_signals(reload, move || {
+    signals.obey(reload, move || {
         lines::remark("beginning anew; requests that are served may end first");
         renew.renew();
-    })?;
+    });
     let serves = interrupt.serve(move || {
         lines::remark("ending; requests that are served may end first");
         stop.stop();

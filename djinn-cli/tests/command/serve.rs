@@ -121,6 +121,23 @@ fn the_model_is_loaded_again_at_sigusr1() {
     assert_eq!(text(&serving), before);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_while_the_model_is_loaded_is_obeyed_when_it_is_served() {
+    let place = Place::new();
+    let args = ["serve", "synthetic:llama-2-7b?layers=1", "--port=0", "--device=cpu"];
+    let mut child = place.command(&args).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    super::run::loads(&mut child);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let (address, opening) = address(&mut lines);
+    let mut serving = Serving { child, lines, address, opening };
+    while !serving.opening.contains("loading again") {
+        assert!(serving.lines.read_line(&mut serving.opening).unwrap() > 0, "{}", serving.opening);
+    }
+}
+
 /// Ten times in a row at one address: every client is answered, nothing stays open, and signals do what they did.
 #[cfg(target_os = "linux")]
 #[test]
