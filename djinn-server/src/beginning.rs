@@ -2,6 +2,7 @@
 //! go out all the same, since clients do not wait for them as long as a model may take.
 
 use crate::reply::{self, Answered, EventSource, Frames};
+use crate::time_up::TimeUp;
 use crate::{Answers, ApiError, GenerateRequest, ServedModel};
 use serde_json::Value;
 use std::pin::Pin;
@@ -41,7 +42,8 @@ pub(crate) async fn events<S: EventSource>(
     early: EarlyEvents,
     make: impl FnOnce(Answers) -> S + Send + 'static,
 ) -> Answered {
-    let mut begin: Begin = Box::pin(Answers::begin(Arc::clone(&model), generate));
+    let (begun, mut time_up) = (Answers::begin(Arc::clone(&model), generate), TimeUp::current());
+    let mut begin: Begin = Box::pin(async move { time_up.within(begun).await? });
     match timeout(SOON, begin.as_mut()).await {
         Ok(answers) => Ok(reply::events(make(answers?))),
         Err(_) => {

@@ -10,6 +10,7 @@ use crate::facts::{Generated, RequestFacts};
 use crate::model::{AnswerEvent, ServedModel};
 use crate::sessions::TurnResult;
 use crate::steering::{HookRoom, Steered};
+use crate::time_up::TimeUp;
 use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
 use applied::Applied;
 use djinn_engine::debug::DebugSetup;
@@ -123,6 +124,7 @@ pub struct Answers {
     /// Reports steering and edits, if there are any.
     applied: Option<Applied>,
     facts: RequestFacts,
+    time_up: TimeUp,
 }
 
 impl Answers {
@@ -131,7 +133,8 @@ impl Answers {
     /// # Errors
     /// A prompt or an option that the model refuses, a full machine, or an engine that is gone.
     pub async fn begin(model: Arc<ServedModel>, generate: GenerateRequest) -> Result<Self, ApiError> {
-        let (field, facts) = (generate.prompt_field, RequestFacts::current());
+        let (facts, time_up) = (RequestFacts::current(), TimeUp::current());
+        let field = generate.prompt_field;
         let context = model.context();
         let mut prompts = vec![&generate.prompt];
         prompts.extend(&generate.more_prompts);
@@ -234,6 +237,7 @@ impl Answers {
             tool: None,
             applied: tells.then(Applied::default),
             facts,
+            time_up,
             model,
         };
         for (lease, asked) in answers.leases.iter().zip(opened) {
@@ -261,7 +265,11 @@ impl Answers {
                 self.end(at, &piece);
                 return Some(Ok(piece));
             }
-            let Some((at, happening, told)) = self.happenings.recv().await else {
+            let happened = match self.time_up.within(self.happenings.recv()).await {
+                Ok(happened) => happened,
+                Err(error) => return Some(Err(self.fail(error))),
+            };
+            let Some((at, happening, told)) = happened else {
                 let gone = match self.leases.iter().any(Lease::is_deleted) {
                     true => ApiError::conflict("the session was deleted", "session_deleted"),
                     false => self.model.gone(self.failures).await,

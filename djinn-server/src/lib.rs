@@ -33,6 +33,7 @@ mod steering;
 mod store;
 #[cfg(feature = "otel")]
 mod telemetry;
+mod time_up;
 mod tools;
 mod write_times;
 

@@ -33,7 +33,7 @@ const FIRST_REQUEST: Duration = Duration::from_secs(1);
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How often lost devices are searched.
 const LOST_EVERY: Duration = Duration::from_millis(100);
-/// How long remaining work may take once the server has ended, and how long models may take to leave their devices.
+/// How long responses and remaining work may take once the server has ended, and how long models may take to leave their devices.
 const REST: Duration = Duration::from_secs(1);
 const LEAVE: Duration = Duration::from_secs(10);
 /// The response to a client beyond the limit of connections.
@@ -232,7 +232,11 @@ impl BoundServer {
         drop(alive);
         tokio::select! {
             _ = ended.recv() => {}
-            () = sleep(limits.drain_time) => {}
+            () = sleep(limits.drain_time) => {
+                server.end_requests();
+                // Their clients are told.
+                let _ = timeout(REST, ended.recv()).await;
+            }
         }
         sweeper.abort();
         #[cfg(feature = "otel")]

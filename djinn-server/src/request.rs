@@ -78,7 +78,14 @@ pub(crate) async fn guard(
                 request.extensions_mut().insert(tenant);
             }
             let served = blocking::at(record.place.clone(), next.run(request));
-            (in_own_form(record.facts.serve(served).await), origin)
+            let response = match server.time_up().serve(record.facts.serve(served)).await {
+                Ok(response) => in_own_form(response),
+                Err(error) => {
+                    record.facts.failed(&error);
+                    error.into_response()
+                }
+            };
+            (response, origin)
         }
     };
     if anthropic::is_own(&path) {

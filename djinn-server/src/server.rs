@@ -14,6 +14,7 @@ use crate::remote::tables::OwnMachine;
 use crate::request::Pairs;
 use crate::sessions::hints::Hints;
 use crate::store::serving::Sharing;
+use crate::time_up::TimeUp;
 use crate::{AccessRules, ApiError, Keys, LogFormat, reply};
 use axum::body::Body;
 use axum::extract::{Query, State};
@@ -45,7 +46,7 @@ pub struct Limits {
     pub body_time: Duration,
     /// Time for a client to read what was sent, per write.
     pub write_time: Duration,
-    /// Time for requests to finish after the server was told to stop. The rest is cancelled.
+    /// Time for requests to finish after the server was told to stop. The rest gets 503, or an event with the error.
     pub drain_time: Duration,
 }
 
@@ -79,6 +80,8 @@ pub struct Server {
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) parsing: ParsingRoom,
     draining: watch::Sender<bool>,
+    /// Whether requests had their time since then.
+    time_up: watch::Sender<bool>,
     pub(crate) responses: ResponseStore,
     pub(crate) metrics: ServerMetrics,
     pub(crate) log_format: LogFormat,
@@ -107,6 +110,7 @@ impl Server {
             permits: Arc::new(Semaphore::new(limits.requests)),
             parsing: ParsingRoom::default(),
             draining: watch::Sender::new(false),
+            time_up: watch::Sender::new(false),
             responses: ResponseStore::default(),
             metrics: ServerMetrics::default(),
             log_format: LogFormat::default(),
@@ -344,6 +348,15 @@ impl Server {
     /// Notes that the server is ending and accepts no more.
     pub(crate) fn drain(&self) {
         self.draining.send_replace(true);
+    }
+
+    /// Fails the requests that are not finished.
+    pub(crate) fn end_requests(&self) {
+        self.time_up.send_replace(true);
+    }
+
+    pub(crate) fn time_up(&self) -> TimeUp {
+        TimeUp::new(self.time_up.subscribe())
     }
 }
 

@@ -4,7 +4,7 @@ use super::client::{Reply, Target};
 use super::{Files, Running, chat, completion, shared};
 use djinn_models::TensorFile;
 use djinn_models::safetensors::SafetensorsDir;
-use djinn_server::{Server, Serving};
+use djinn_server::{Limits, Server, Serving};
 use djinn_srg::DType;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -528,5 +528,33 @@ fn a_wait_ends_with_the_server() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("{\"paused_at\":null}"), "{answer}");
+    server.join();
+}
+
+/// Clients whose requests are not done in time are told so: by a status, or by an event of a stream that has begun.
+#[test]
+fn requests_that_outlast_the_end_of_the_server_are_told() {
+    let files = Arc::new(Files::new());
+    let limits = Limits { drain_time: Duration::from_millis(50), ..Limits::default() };
+    let model = files.load(&Serving::default());
+    let server = Running::start(&files, Server::new().model("tiny", model).limits(limits));
+    let target = &server.target;
+    for id in ["whole", "stream"] {
+        session(target, id, Some(json!({ "hook": LAST, "tokens": "generated", "steps": { "from": 2 } })));
+    }
+    let whole = ask(target, "whole", completion("Paused at the end", json!({})));
+    let body = completion("Paused at the end", json!({ "stream": true })).to_string();
+    let stream = target.with("x-session-id", "stream").begin("POST", TEXT, body.as_bytes());
+    let _paused = ["whole", "stream"].map(|id| paused(target, id));
+    server.stop.stop();
+    let whole = whole.join().unwrap();
+    assert_eq!((whole.status, whole.header("retry-after")), (503, Some("5")), "{whole:?}");
+    let mut events = stream.finish().events();
+    let last: Value = serde_json::from_str(&events.pop().unwrap()).unwrap();
+    assert!(!events.is_empty());
+    for error in [whole.error(), last["error"].clone()] {
+        assert_eq!(error["type"], "server_error");
+        assert_eq!(error["message"], "the server has ended before this request");
+    }
     server.join();
 }
