@@ -262,7 +262,7 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         IGNORE_EOS,
         yes(
             "logprobs",
-            "0 to 20 alternatives; of the model's own logits, before penalties and filters. A part of a character is spelled by its bytes, as `bytes:\\xf0`",
+            "0 to 20 alternatives, and the token itself; of the model's own logits, before penalties and filters. A part of a character is spelled by its bytes, as `bytes:\\xf0`",
         ),
         yes("echo", "the prompt goes before each answer; not together with `logprobs`"),
         yes("add_special_tokens", "vLLM's: `false` adds no BOS to a text"),

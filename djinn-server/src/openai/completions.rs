@@ -9,7 +9,7 @@ use crate::model::ServedModel;
 use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
 use crate::{Answers, ApiError, FinishReason, GenerateRequest, Piece, SpelledToken, TokenInfo};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// The most prompts of a request, and the most answers to all of them together.
 const MOST_PROMPTS: usize = 64;
@@ -127,9 +127,11 @@ fn logprobs(tokens: &[TokenInfo], offset: &mut usize) -> Value {
         offsets.push(*offset);
         *offset += token.characters;
     }
+    // With the token itself, as OpenAI's API has it: one entry more where it is not among the best.
     let top = |token: &TokenInfo| {
-        let entries = token.top.iter().map(|(token, logprob)| (spelling(token), json!(finite(*logprob))));
-        Value::Object(entries.collect::<Map<_, _>>())
+        let best = token.top.iter().map(|(token, logprob)| (token, *logprob));
+        let entries = best.chain([(&token.token, token.logprob)]);
+        Value::Object(entries.map(|(token, logprob)| (spelling(token), json!(finite(logprob)))).collect())
     };
     json!({
         "tokens": tokens.iter().map(|token| spelling(&token.token)).collect::<Vec<_>>(),
