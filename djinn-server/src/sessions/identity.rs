@@ -16,7 +16,7 @@ enum Source {
     Field(&'static str),
     /// The response that the request continues, or its own response if that is stored.
     Response,
-    /// A field with other purposes: any text names a session, other values do not. The field is part of the name, so
+    /// A field with other purposes, a text, which names a session unless it is empty. The field is part of the name, so
     /// that a user and a cache key with the same text are two sessions.
     Label(&'static str),
 }
@@ -75,12 +75,17 @@ pub(super) struct Identity {
 /// The session that a request names. `response` is what its response would name.
 ///
 /// # Errors
-/// 400 for an invalid name.
+/// 400 for an invalid name, also of a label that does not count.
 pub(super) fn find(
     headers: &HeaderMap,
     fields: &Fields,
     response: Option<&str>,
 ) -> Result<Option<Identity>, ApiError> {
+    for source in &SOURCES {
+        if let Source::Label(place) = source {
+            check_label(fields, place)?;
+        }
+    }
     for source in &SOURCES {
         let found = match source {
             Source::Header(names) => in_headers(headers, names)?,
@@ -99,6 +104,15 @@ pub(super) fn find(
         }
     }
     Ok(None)
+}
+
+/// Refuses a label that is no text. OpenAI's `conversation` may also be an object, which names no session.
+fn check_label(fields: &Fields, place: &'static str) -> Result<(), ApiError> {
+    match at(fields, place) {
+        None | Some(Value::String(_)) => Ok(()),
+        Some(Value::Object(_)) if place == "conversation" => Ok(()),
+        Some(_) => Err(ApiError::field(place, format!("`{place}` must be a text"))),
+    }
 }
 
 fn plain(id: String, named_by: &'static str) -> Identity {
@@ -190,7 +204,8 @@ mod tests {
         let control = json!({ "nvext": { "session_control": { "session_id": "n" } }, "session_id": "s" });
         assert_eq!(of(&[], &control), named("n", "nvext.session_control.session_id"));
         assert_eq!(identity(&[("session", "x")], json!({})).unwrap(), None);
-        for ignored in [json!({ "user": 5 }), json!({ "user": "" }), json!({ "conversation": { "id": "c" } })]
+        for ignored in
+            [json!({ "user": null }), json!({ "user": "" }), json!({ "conversation": { "id": "c" } })]
         {
             assert_eq!(identity(&[], ignored).unwrap(), None);
         }
@@ -223,6 +238,15 @@ mod tests {
             assert_eq!(identity(&[], json!({ "session_id": bad })).unwrap_err().param.unwrap(), "session_id");
         }
         assert!(identity(&[], json!({ "session_id": 5 })).is_err());
+        for (body, param) in [
+            (json!({ "user": 5 }), "user"),
+            (json!({ "prompt_cache_key": ["k"], "session_id": "s" }), "prompt_cache_key"),
+            (json!({ "metadata": { "user_id": {} } }), "metadata.user_id"),
+            (json!({ "program_id": true }), "program_id"),
+            (json!({ "conversation": 5 }), "conversation"),
+        ] {
+            assert_eq!(identity(&[], body).unwrap_err().param.unwrap(), param);
+        }
         assert_eq!(
             identity(&[("x-session-id", &long)], json!({})).unwrap_err().param.unwrap(),
             "x-session-id"
