@@ -8,7 +8,7 @@ use crate::guard::Tenant;
 use crate::log_format::{LogFormat, RequestLine};
 use crate::server::{ApiRequest, Server};
 use axum::Extension;
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::Next;
@@ -118,6 +118,9 @@ fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Opti
         return Ok(origin);
     }
     record.tenant = server.tenant(request.headers())?;
+    if !request.body().is_end_stream() {
+        check_encoding(request.headers())?;
+    }
     if request.method() != Method::GET || !CHEAP.contains(&path) {
         let permit = Arc::clone(&server.permits).try_acquire_owned();
         record.place = Some(Arc::new(permit.map_err(|_| {
@@ -129,6 +132,20 @@ fn admit(server: &Server, request: &Request, record: &mut Record) -> Result<Opti
         })?));
     }
     Ok(origin)
+}
+
+/// Refuses bodies that are compressed, or encoded in another way.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let encodings = encodings.map(|encodings| String::from_utf8_lossy(encodings.as_bytes()));
+    match encodings.into_iter().find(|encoding| !encoding.trim().eq_ignore_ascii_case("identity")) {
+        None => Ok(()),
+        Some(encoding) => {
+            let encoding = djinn_models::printable::one_line(&encoding);
+            let message = format!("the request's body has the encoding {encoding}; send it without one");
+            Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+        }
+    }
 }
 
 /// Gives the router's own refusals the form of all refusals.

@@ -75,6 +75,20 @@ fn bodies_that_are_no_objects_are_refused() {
 }
 
 #[test]
+fn bodies_that_are_encoded_are_refused() {
+    let body = completion("Hi", json!({}));
+    for encoding in ["gzip", "br", "identity, gzip"] {
+        for path in [TEXT, "/v1/messages", "/v1/sessions/import"] {
+            let reply = shared().with("content-encoding", encoding).post(path, &body);
+            assert_eq!(reply.status, 415, "{reply:?}");
+            assert!(reply.error()["message"].as_str().unwrap().contains(encoding), "{reply:?}");
+        }
+        assert_eq!(shared().with("content-encoding", encoding).get("/v1/sessions").status, 200);
+    }
+    shared().with("content-encoding", "Identity").ok(TEXT, &body);
+}
+
+#[test]
 fn models_that_are_not_there_are_not_found() {
     for name in ["", "gpt-4", "/etc/passwd", "../tiny", "tiny ", &"x".repeat(100_000)] {
         let reply = shared().post(CHAT, &chat("Hi", json!({ "model": name })));
