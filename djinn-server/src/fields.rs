@@ -106,6 +106,8 @@ const TOP_K: RequestField = yes("top_k", "vLLM's; 0 or -1 keeps all. Default: th
 const MIN_P: RequestField = yes("min_p", "vLLM's; 0 to 1");
 const REPETITION_PENALTY: RequestField =
     yes("repetition_penalty", "vLLM's; above 0 to 10. Default: the model's makers', else 1");
+const REPEAT_PENALTY: RequestField =
+    yes("repeat_penalty", "llama.cpp's name for `repetition_penalty`, which wins");
 const FREQUENCY_PENALTY: RequestField = yes("frequency_penalty", "-2 to 2");
 const PRESENCE_PENALTY: RequestField = yes("presence_penalty", "-2 to 2");
 const LOGIT_BIAS: RequestField = yes("logit_bias", "token ids to -100 to 100; at most 1024");
@@ -120,7 +122,7 @@ const CACHE_SALT: RequestField =
 const STREAM_OPTIONS: RequestField = yes("stream_options", "`include_usage`, `continuous_usage_stats`");
 
 /// Fields of vLLM and llama.cpp that would change answers.
-const ELSEWHERE: [RequestField; 8] = [
+const ELSEWHERE: [RequestField; 11] = [
     refused("allowed_token_ids", &["[]"], "give these tokens a `logit_bias` of 100"),
     refused("bad_words", &["[]"], "give their tokens a `logit_bias` of -100"),
     refused("use_beam_search", &["false"], "take `n`, and choose by the log-probabilities"),
@@ -129,6 +131,9 @@ const ELSEWHERE: [RequestField; 8] = [
     refused("include_stop_str_in_output", &["false"], "append the stop string to the answer"),
     refused("mirostat", &["0"], "use `temperature` with `top_p` or `min_p`"),
     refused("typical_p", &["1"], "use `top_p` or `min_p`"),
+    refused("dry_multiplier", &["0"], "use `repetition_penalty` or `frequency_penalty`"),
+    refused("xtc_probability", &["0"], "use `temperature`"),
+    refused("top_n_sigma", &["-1", "0"], "use `top_p` or `min_p`"),
 ];
 
 /// `/v1/chat/completions`.
@@ -147,6 +152,7 @@ pub const CHAT: Endpoint = Endpoint {
         TOP_K,
         MIN_P,
         REPETITION_PENALTY,
+        REPEAT_PENALTY,
         FREQUENCY_PENALTY,
         PRESENCE_PENALTY,
         LOGIT_BIAS,
@@ -163,6 +169,11 @@ pub const CHAT: Endpoint = Endpoint {
         PRIORITY,
         CACHE_SALT,
         yes("chat_template_kwargs", "vLLM's: variables for the chat template, as `enable_thinking`"),
+        refused(
+            "chat_template",
+            &[],
+            "use `chat_template_kwargs`, or `/v1/completions` with a prompt that has the form",
+        ),
         yes("add_generation_prompt", "vLLM's: `false` leaves the conversation where it ends"),
         yes("documents", "for templates that read them"),
         yes("reasoning_effort", "given to the chat template, which may not read it"),
@@ -200,6 +211,7 @@ pub const CHAT: Endpoint = Endpoint {
         refused("echo", &["false"], "the prompt is not repeated"),
         refused("continue_final_message", &["false"], "use `/v1/completions`"),
         refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
+        refused("n_predict", &["-1"], "use `max_completion_tokens`"),
         ELSEWHERE[0],
         ELSEWHERE[1],
         ELSEWHERE[2],
@@ -208,6 +220,9 @@ pub const CHAT: Endpoint = Endpoint {
         ELSEWHERE[5],
         ELSEWHERE[6],
         ELSEWHERE[7],
+        ELSEWHERE[8],
+        ELSEWHERE[9],
+        ELSEWHERE[10],
         refused("prompt_logprobs", &["0"], "use `djinn logits`"),
         refused("return_token_ids", &["false"], "use `/v1/completions` or `/v1/generate`"),
         refused("json_schema", &[], "use `response_format`"),
@@ -252,6 +267,7 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         TOP_K,
         MIN_P,
         REPETITION_PENALTY,
+        REPEAT_PENALTY,
         FREQUENCY_PENALTY,
         PRESENCE_PENALTY,
         LOGIT_BIAS,
@@ -279,6 +295,7 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         refused("json_schema", &[], "use `/v1/chat/completions` with `response_format`"),
         refused("grammar", &["\"\""], "use `/v1/chat/completions` with `response_format`"),
         refused("min_tokens", &["0"], "use `ignore_eos` with `max_tokens`"),
+        refused("n_predict", &[], "use `max_tokens`"),
         ELSEWHERE[0],
         ELSEWHERE[1],
         ELSEWHERE[2],
@@ -287,6 +304,9 @@ pub const COMPLETIONS: Endpoint = Endpoint {
         ELSEWHERE[5],
         ELSEWHERE[6],
         ELSEWHERE[7],
+        ELSEWHERE[8],
+        ELSEWHERE[9],
+        ELSEWHERE[10],
         refused("prompt_logprobs", &["0"], "use `djinn logits`"),
         SESSION_ID,
         yes("prompt_cache_key", WEAKER),
@@ -447,6 +467,11 @@ pub const TOKENIZE: Endpoint = Endpoint {
         yes("return_token_strs", "also gives each token's spelling"),
         yes("with_pieces", "llama.cpp's: each token is an object with its `id` and `piece`"),
         refused("tools", &["[]"], "leave it out"),
+        refused(
+            "chat_template",
+            &[],
+            "use `chat_template_kwargs`, or `prompt` with a text that has the form",
+        ),
         ignored(
             "parse_special",
             "names of special tokens in a text are those tokens; in messages they are text",

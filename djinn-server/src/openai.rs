@@ -95,7 +95,8 @@ fn sampling(fields: &Fields, model: &ServedModel) -> Result<Sampling, ApiError> 
         Some(k) => u32::try_from(k)
             .map_err(|_| ApiError::field("top_k", format!("`top_k` is {k}; give -1 or more")))?,
     };
-    let repetition = fields.number("repetition_penalty", f32::MIN_POSITIVE..=10.0)?;
+    let penalty = |name| fields.number(name, f32::MIN_POSITIVE..=10.0);
+    let repetition = penalty("repetition_penalty")?.or(penalty("repeat_penalty")?);
     Ok(Sampling {
         temperature,
         top_p,

@@ -18,6 +18,7 @@ fn values_that_mean_nothing_are_named() {
         ("top_k", vec![json!(-2), json!(1.5), json!("all")]),
         ("min_p", vec![json!(-1), json!(2)]),
         ("repetition_penalty", vec![json!(0), json!(-1), json!(11)]),
+        ("repeat_penalty", vec![json!(0), json!(-1), json!(11)]),
         ("frequency_penalty", vec![json!(-2.5), json!(3)]),
         ("presence_penalty", vec![json!(-2.5), json!({})]),
         ("seed", vec![json!(1.5), json!("x")]),
@@ -49,6 +50,20 @@ fn fields_that_are_not_supported_are_refused_unless_neutral() {
         let error = shared().refused(CHAT, &chat("Hi", json!({ name: value })), name);
         assert_eq!(error["code"], "unsupported_parameter");
     }
+    for (name, value, neutral) in [
+        ("mirostat", json!(2), json!(0)),
+        ("dry_multiplier", json!(0.8), json!(0)),
+        ("xtc_probability", json!(0.5), json!(0.0)),
+        ("top_n_sigma", json!(1), json!(-1)),
+        ("n_predict", json!(4), json!(null)),
+    ] {
+        let error = shared().refused(CHAT, &chat("Hi", json!({ name: value })), name);
+        assert_eq!(error["code"], "unsupported_parameter");
+        shared().refused(TEXT, &completion("Hi", json!({ name: value })), name);
+        shared().ok(CHAT, &chat("Hi", json!({ name: neutral })));
+        shared().ok(TEXT, &completion("Hi", json!({ name: neutral })));
+    }
+    shared().refused(CHAT, &chat("Hi", json!({ "chat_template": "{{ messages }}" })), "chat_template");
     shared().refused(TEXT, &completion("Hi", json!({ "suffix": "end" })), "suffix");
     shared().refused(TEXT, &completion("Hi", json!({ "best_of": 3 })), "best_of");
     shared().ok(

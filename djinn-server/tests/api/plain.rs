@@ -274,6 +274,11 @@ fn biases_and_penalties_change_the_text() {
     let varied = text(json!({ "max_tokens": 24, "frequency_penalty": 2.0, "presence_penalty": 2.0 }));
     let letters = |text: &str| text.bytes().collect::<std::collections::BTreeSet<u8>>().len();
     assert!(letters(&varied) > letters(&plain), "{plain:?} {varied:?}");
+    let penalised = text(json!({ "max_tokens": 24, "repetition_penalty": 2 }));
+    assert_ne!(penalised, plain);
+    assert_eq!(text(json!({ "max_tokens": 24, "repeat_penalty": 2 })), penalised);
+    let both = json!({ "max_tokens": 24, "repetition_penalty": 2, "repeat_penalty": 1 });
+    assert_eq!(text(both), penalised);
     shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": { "128": 1 } })), "logit_bias");
     shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": { "x": 1 } })), "logit_bias");
     shared().refused(TEXT, &completion("Hi", json!({ "logit_bias": [1] })), "logit_bias");
