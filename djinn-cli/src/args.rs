@@ -14,7 +14,7 @@ use djinn_server::LogFormat;
 pub(crate) use remote::{ElsewhereArgs, PushArgs, ServerArgs, StoreArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use values::{every, fraction, host, origin, penalty, seed, some_bytes, temperature, token};
+use values::{every, fraction, host, listening, origin, penalty, seed, some_bytes, temperature, token};
 
 /// With the commit of the build.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("DJINN_COMMIT"), ")");
@@ -210,8 +210,8 @@ pub(crate) struct ServeArgs {
     /// The name in requests of a single model; may be given several times [default: the model's own]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
-    /// The address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    /// The address to listen on; localhost is 127.0.0.1
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = listening)]
     pub(crate) host: IpAddr,
     /// The port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 5556)]

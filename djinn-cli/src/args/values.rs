@@ -1,6 +1,7 @@
 //! Values of flags, from their text. An error says what was expected.
 
 use djinn_host::{bytes, share};
+use std::net::{IpAddr, Ipv4Addr};
 
 pub(super) fn every(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|seconds| (0.1..=60.0).contains(seconds));
@@ -36,6 +37,14 @@ pub(super) fn some_bytes(text: &str) -> Result<u64, String> {
         0 => Err("expected a size above 0".to_owned()),
         bytes => Ok(bytes),
     }
+}
+
+/// An address to listen on. The name `localhost` stands for the one that every machine has.
+pub(super) fn listening(text: &str) -> Result<IpAddr, String> {
+    if text.eq_ignore_ascii_case("localhost") {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    text.parse().map_err(|_| "expected an IP address or localhost".to_owned())
 }
 
 /// A name in the header Host, which is compared without its port.

@@ -384,6 +384,8 @@ fn a_port_that_is_taken_is_told_at_once() {
         "{message}"
     );
     assert!(message.contains("--port"), "{message}");
+    let message = place.refused(&["serve", "./missing", "--device=cpu", "--host=localhost", &port]);
+    assert!(message.starts_with(&format!("cannot listen at {address}")), "{message}");
     drop(taken);
     assert!(place.refused(&["serve", "./missing", "--device=cpu", &port]).contains("./missing"));
     // An address for documentation, which no machine has.
