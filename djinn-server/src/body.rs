@@ -28,15 +28,21 @@ impl Fields {
     /// # Errors
     /// 400 if it is not a JSON object, is deeper than 128 levels, or has a refused field.
     pub(crate) fn parse(body: &[u8], endpoint: &Endpoint) -> Result<Self, ApiError> {
-        let text =
-            std::str::from_utf8(body).map_err(|_| ApiError::invalid("the request's body is not UTF-8"))?;
+        Self::of_text(body, "the request's body", endpoint)
+    }
+
+    /// The same, with a name for the text in errors.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub(crate) fn of_text(text: &[u8], name: &str, endpoint: &Endpoint) -> Result<Self, ApiError> {
+        let wrong = |why: &dyn Display| ApiError::invalid(format!("{name} {why}"));
+        let text = std::str::from_utf8(text).map_err(|_| wrong(&"is not UTF-8"))?;
         let value = serde_json::from_str(text);
-        let value =
-            value.map_err(|error| ApiError::invalid(format!("the request's body is no JSON: {error}")))?;
-        let Value::Object(fields) = value else {
-            return Err(ApiError::invalid("the request's body must be a JSON object"));
-        };
-        Self::new(fields, endpoint)
+        match value.map_err(|error| wrong(&format_args!("is no JSON: {error}")))? {
+            Value::Object(fields) => Self::new(fields, endpoint),
+            _ => Err(wrong(&"must be a JSON object")),
+        }
     }
 
     /// The same with the room that they take.

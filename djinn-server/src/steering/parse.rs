@@ -135,7 +135,7 @@ pub(super) fn tensors(body: Vec<u8>, fields: &Fields, graph: &Graph) -> Result<V
 /// As [`json`] and [`tensors`].
 pub(super) fn file(bytes: Vec<u8>, graph: &Graph) -> Result<Vectors, ApiError> {
     match form(&bytes) {
-        BodyForm::Json => json(&Fields::parse(&bytes, &crate::fields::STEERING)?, graph),
+        BodyForm::Json => json(&Fields::of_text(&bytes, "the file", &crate::fields::STEERING)?, graph),
         _ => tensors(bytes, &Fields::default(), graph),
     }
 }

@@ -239,9 +239,15 @@ fn vectors_are_bounded_and_their_keys_own() {
     // A file that is no vector of the model keeps the server from starting.
     std::fs::write(folder.join("wrong.json"), json!({ "layer": 0, "vector": [1.0] }).to_string()).unwrap();
     let setup = djinn_host::Setup { device: djinn_host::DeviceName::Cpu, ..djinn_host::Setup::default() };
-    let started = djinn_server::ServedModel::open(files.path().to_str().unwrap(), &setup, &serving);
-    let error = started.unwrap_err().to_string();
-    assert!(error.contains("wrong.json") && error.contains("48"), "{error}");
+    let error = || {
+        let started = djinn_server::ServedModel::open(files.path().to_str().unwrap(), &setup, &serving);
+        started.unwrap_err().to_string()
+    };
+    let message = error();
+    assert!(message.contains("wrong.json") && message.contains("48"), "{message}");
+    std::fs::write(folder.join("wrong.json"), "{").unwrap();
+    let message = error();
+    assert!(message.contains("wrong.json: the file is no JSON: EOF"), "{message}");
 }
 
 fn ask(target: &Target, prompt: &str, more: Value) -> Value {
