@@ -220,7 +220,7 @@ pub(crate) fn of_safetensors(
     let decoder = families::from_json(&keys)?;
     let file = quantised::tensors(tensors, &keys, &decoder)?;
     let architecture = decoder.architecture.to_owned();
-    let (graph, source, encoded) = assemble(decoder, &name, file, options)?;
+    let (graph, source, encoded) = assemble(decoder, &name, file, "config.json", options)?;
     Ok(Model {
         architecture,
         graph,
@@ -246,7 +246,7 @@ pub(crate) fn of_gguf(gguf: Gguf, name: String, options: &OpenOptions) -> Result
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     let chat = ChatTemplate::from_gguf(&gguf)?;
     let defaults = GenerationDefaults::from_gguf(&gguf)?;
-    let (graph, source, encoded) = assemble(decoder, &name, Box::new(gguf), options)?;
+    let (graph, source, encoded) = assemble(decoder, &name, Box::new(gguf), "the file's metadata", options)?;
     let location = Location::Gguf(path);
     Ok(Model { architecture, graph, source, tokenizer, chat, defaults, location, encoded, name })
 }
@@ -257,13 +257,14 @@ fn assemble(
     mut decoder: Decoder,
     name: &str,
     file: Box<dyn TensorFile>,
+    settings: &str,
     options: &OpenOptions,
 ) -> Result<(Graph, Arc<dyn WeightSource>, Vec<EncodedWeights>)> {
     decoder.tensors.fit_prefix(|tensor| file.tensor(tensor).is_some());
     let storage = |recipe: &Recipe| recipe.storage(&*file, options);
     let layers = decoder.sizes.layers;
     let (graph, map) = decoder::build(&decoder, name, layers, &storage)?;
-    map.check(&*file, decoder.architecture)?;
+    map.check(&*file, decoder.architecture, settings)?;
     let encoded = map.encoded(&*file, options);
     Ok((graph, Arc::new(CheckpointSource::new(file, map)), encoded))
 }

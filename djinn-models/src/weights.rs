@@ -289,8 +289,9 @@ impl WeightMap {
     }
 
     /// Checks that the file has every tensor in its right shape, and no tensor besides: one that is left
-    /// over means that the model computes something that this architecture does not.
-    pub(crate) fn check(&self, file: &dyn TensorFile, architecture: &str) -> Result<()> {
+    /// over means that the model computes something that this architecture does not. `settings` is where the file's model
+    /// is described.
+    pub(crate) fn check(&self, file: &dyn TensorFile, architecture: &str, settings: &str) -> Result<()> {
         let mut used = HashSet::new();
         let mut parts: Vec<&Part> = self.parts().collect();
         parts.sort_by(|a, b| a.tensor.cmp(&b.tensor));
@@ -319,7 +320,7 @@ impl WeightMap {
             None => Ok(()),
             Some(name) => Err(Error::Unsupported {
                 what: format!("tensor {name}, which is no part of {architecture},"),
-                remedy: "check that config.json belongs to these weights".to_owned(),
+                remedy: format!("check that {settings} belongs to these weights"),
             }),
         }
     }

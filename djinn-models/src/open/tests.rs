@@ -230,11 +230,15 @@ fn names_may_lack_the_prefix() {
 #[test]
 fn gguf_models_that_do_not_fit_are_refused_by_name() {
     type Change = fn(&mut Metadata, &mut Tensors);
-    let cases: [(Change, &str); 11] = [
+    let cases: [(Change, &str); 12] = [
         (|m, _| drop(m.insert("general.architecture".into(), Meta::Str("gemma3".into()))), "gemma3"),
         (|m, _| drop(m.remove("general.architecture")), "general.architecture"),
         (|m, _| drop(m.remove("llama.block_count")), "llama.block_count"),
         (|m, _| drop(m.insert("llama.block_count".into(), Meta::U32(0))), "llama.block_count"),
+        (
+            |m, _| drop(m.insert("llama.block_count".into(), Meta::U32(1))),
+            "that the file's metadata belongs to",
+        ),
         (|m, _| drop(m.insert("llama.expert_count".into(), Meta::U32(8))), "llama.expert_used_count"),
         (|m, _| drop(m.insert("llama.rope.dimension_count".into(), Meta::U32(4))), "dimension_count 4"),
         (|m, _| drop(m.insert("llama.rope.scaling.type".into(), Meta::Str("yarn".into()))), "yarn"),

@@ -78,7 +78,7 @@ fn map_within(file: &Memory, recipes: Vec<(&str, Recipe)>, options: &OpenOptions
 
 fn source(file: Memory, recipes: Vec<(&str, Recipe)>, wanted: Option<DType>) -> CheckpointSource {
     let map = map(&file, recipes, wanted);
-    map.check(&file, "Test").unwrap();
+    map.check(&file, "Test", "config.json").unwrap();
     CheckpointSource::new(Box::new(file), map)
 }
 
@@ -225,7 +225,7 @@ fn unequal_parts_become_f32_and_equal_ones_keep_their_type() {
         ("norm", Recipe::Rows(vec![part("norm", &[2])])),
         ("constant", Recipe::computed(&[0.5, 0.25])),
     ];
-    map(&file, recipes.clone(), None).check(&file, "Test").unwrap();
+    map(&file, recipes.clone(), None).check(&file, "Test", "config.json").unwrap();
     let dtypes = |wanted| {
         let options = OpenOptions { dtype: wanted, ..OpenOptions::default() };
         recipes.iter().map(|(_, recipe)| recipe.storage(&file, &options).dtype).collect::<Vec<_>>()
@@ -312,7 +312,7 @@ fn checks_name_the_tensor() {
         StoredType::Other("I64"),
         vec![0.0],
     );
-    let fails = |recipes| map(&file, recipes, None).check(&file, "Test").unwrap_err();
+    let fails = |recipes| map(&file, recipes, None).check(&file, "Test", "config.json").unwrap_err();
     match fails(one_part("gone", &[2, 3])) {
         Error::MissingTensor { name, architecture } => assert_eq!((&*name, &*architecture), ("gone", "Test")),
         other => panic!("{other}"),
@@ -329,7 +329,7 @@ fn checks_name_the_tensor() {
     assert!(undecodable.contains("I64") && undecodable.contains("integers"), "{undecodable}");
     let mut map = map(&file, one_part("here", &[2, 3]), None);
     map.ignore("integers".to_owned());
-    map.check(&file, "Test").unwrap();
+    map.check(&file, "Test", "config.json").unwrap();
 }
 
 #[test]
