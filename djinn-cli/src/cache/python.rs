@@ -48,6 +48,8 @@ pub(super) fn run(pythons: &[PathBuf], partial: &Partial, module: &[&str]) -> Re
 fn reason(output: &std::process::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
-    let last = lines().rfind(|line| line.starts_with("ERROR")).or_else(|| lines().next_back());
+    // What pip did not foresee is a traceback under a heading, and its last line says what failed.
+    let error = lines().rfind(|line| line.starts_with("ERROR")).filter(|line| *line != "ERROR: Exception:");
+    let last = error.or_else(|| lines().next_back());
     last.map_or_else(|| format!("it ended with {}", output.status), str::to_owned)
 }

