@@ -508,9 +508,12 @@ fn names_and_bodies_that_mean_nothing_are_refused() {
     }
     let reply = named(shared(), &long).post(TEXT, &completion("Hi", json!({})));
     assert_eq!((reply.status, &reply.error()["param"]), (400, &json!("x-session-id")));
-    // A label may be anything.
-    for label in [json!("ü".repeat(1000)), json!(5), json!({}), json!("a/b?c#d%00")] {
+    // A label may be any text.
+    for label in [json!("ü".repeat(1000)), json!(null), json!("a/b?c#d%00")] {
         shared().ok(TEXT, &completion("Hi", json!({ "user": label, "prompt_cache_key": label })));
+    }
+    for label in [json!(5), json!({})] {
+        shared().refused(TEXT, &completion("Hi", json!({ "user": label })), "user");
     }
     let session = shared().get(&format!("{SESSIONS}/prompt_cache_key:a%2Fb%3Fc%23d%2500"));
     assert_eq!(session.status, 200, "{session:?}");
