@@ -91,6 +91,10 @@ fn the_plan_is_what_the_device_holds() {
 #[cfg(target_os = "linux")]
 fn host_memory_stays_near_the_weights() {
     let place = Place::new();
+    let peak_of = |run: Value| run["stats"]["host_peak_bytes"].as_f64().unwrap();
+    // How much of the program's code is resident depends on how the page cache holds its file. A tiny model has as much.
+    let tiny = checkpoint("gqa-bf16");
+    let code = peak_of(place.json(&["run", &tiny, "--prompt-tokens=1,2", "-n=3", "--json", "--ctx=16"]));
     for fraction in ["0", "0.5", "1"] {
         let args = ["run", "synthetic:smollm2-135m", "--prompt-tokens=1,2", "-n=3", "--json"];
         let plan = ["plan", "synthetic:smollm2-135m", "--prompt-len=2", "-n=3", "--json"];
@@ -100,11 +104,11 @@ fn host_memory_stays_near_the_weights() {
         let bytes = |key: &str| plan["segments"][key].as_f64().unwrap();
         let weights = plan["weight_bytes"].as_f64().unwrap();
         let rest = bytes("ring") + bytes("data") + bytes("stack");
-        let peak = run["stats"]["host_peak_bytes"].as_f64().unwrap();
+        let peak = peak_of(run);
         assert!(peak > weights, "{peak} bytes cannot hold {weights}");
         assert!(
-            peak <= 1.05 * weights + rest + (64 << 20) as f64,
-            "{peak} for {weights} and {rest}, {fraction:?}"
+            peak <= 1.05 * weights + rest + code + (48 << 20) as f64,
+            "{peak} for {weights}, {rest} and {code}, {fraction:?}"
         );
     }
 }
