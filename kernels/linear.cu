@@ -253,7 +253,7 @@ bool wants_rounded(unsigned rows, unsigned k, unsigned encoding) {
     case DJINN_PLAIN: return many || !stages(rows, k);
     /* Lossless weights are multiplied by rounded rows only. */
     case DJINN_LOSSLESS: return true;
-    default: return rows > most_unrounded(encoding) || !stages(rows, k);
+    default: return rows > most_unrounded(encoding, k);
     }
 }
 

@@ -37,7 +37,7 @@ constexpr unsigned MOST_ROWS = 16;
 constexpr unsigned FEW_ENCODED = 8;
 
 /* The most rows for which a product over blocks of that encoding takes x unrounded on Hopper; 0 for other encodings. */
-unsigned most_unrounded(uint32_t encoding);
+unsigned most_unrounded(uint32_t encoding, unsigned k);
 
 /* Whether linear_hopper.cu serves such a product on the current device. */
 bool serves_hopper(uint32_t k, uint32_t weight_dtype);

@@ -2,11 +2,10 @@
  * linear and expert_linear over blocks: out[r, out_column + j] = sum over i of x[r, i] weight[j, i], plus bias[j]. The bits
  * are those of the product over the rows that `decode` gives in f16.
  * Shapes: as in linear.cu; weight [n] rows of row_bytes, a multiple of 16; k a multiple of 64.
- * Launch: linear_encoded.cuh.
+ * Launch: linear_blocks.cuh, linear_encoded.cuh, linear_tiles.cuh.
  * Reference: djinn-device, src/reference.rs, `linear`, of the decoded weight.
  */
-#include "block_formats.cuh"
-#include "linear_encoded_launch.cuh"
+#include "linear_blocks.cuh"
 
 namespace djinn {
 
@@ -69,7 +68,7 @@ template <djinn_encoding E> struct BlockLanes {
         if constexpr (PREPARES) {
             *reinterpret_cast<uint4 *>(&prepared) = *reinterpret_cast<const uint4 *>(shared_at(scales));
             const bool by_words = BYTES % 4 == 0 && i % AT_ONCE * Format::BYTES % 4 == 0;
-            prepared.template run_lane<Kernel::APART>(from, part, by_words, w);
+            prepared.template run_lane<false>(from, part, by_words, w);
         } else {
             prepared.template run<Lanes::NEIGHBOURS>(from, part, quad, w);
         }
@@ -81,11 +80,6 @@ template <djinn_encoding E> struct BlockLanes {
                                                        unsigned i, unsigned, unsigned part, unsigned quad, uint2 (&w)[4]) {
         const Segment segment(shared_at(record + place<Kernel>(stage, i)));
         djinn::run_unusual<typename Format::Format, Lanes::NEIGHBOURS>(segment, part, quad, w);
-#pragma unroll
-        for (unsigned step = 0; Kernel::APART && step < 4; ++step) {
-            const uint2 four = w[step];
-            w[step] = {pick_bytes(four.x, four.y, 0x5410), pick_bytes(four.x, four.y, 0x7632)};
-        }
     }
 
     template <typename Kernel>
@@ -140,13 +134,14 @@ template <djinn_encoding E> struct BlockTiles {
     };
 };
 
+template <djinn_encoding E>
+static constexpr EncodedKernels KERNELS = {encoded_rows<BlockLanes<E>>, launch_blocks<Blocks<E>, BlockLanes<E>>,
+                                           launch_blocks_rounded<Blocks<E>, BlockTiles<E>>, rows_unrounded<Blocks<E>>};
+
 const EncodedKernels *block_kernels(uint32_t encoding) {
     switch (encoding) {
 #define DJINN_BLOCK_KERNELS(format)                                                                          \
-    case DJINN_##format: {                                                                                   \
-        static constexpr EncodedKernels kernels = encoded_kernels<BlockLanes<DJINN_##format>, BlockTiles<DJINN_##format>>(); \
-        return &kernels;                                                                                     \
-    }
+    case DJINN_##format: return &KERNELS<DJINN_##format>;
         DJINN_FOR_BLOCKS(DJINN_BLOCK_KERNELS)
 #undef DJINN_BLOCK_KERNELS
     default: return nullptr;

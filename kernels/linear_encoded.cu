@@ -218,23 +218,9 @@ template <typename Format> int launch_lossless(const djinn_expert_linear_args &a
     if (clusters_at_once() == 0 || !fits(rows)) {
         return launch_encoded<Format>(args, most, stream);
     }
-    const unsigned experts = args.order == nullptr ? 0 : args.chosen;
-    const auto run = [&](const djinn_expert_linear_args &part, unsigned rows) {
-        const Batch batch{nullptr, part.linear.rows, rows, experts};
+    return by_rows(args, rows, [&](const djinn_expert_linear_args &part, const Batch &batch) {
         return launch_lossless_by<Format, false>(part, batch, division, block.each, stream);
-    };
-    if (experts > 0) {
-        return run(args, rows);
-    }
-    int code = cudaSuccess;
-    for (unsigned row = 0; row < a.rows && code == cudaSuccess; row += rows) {
-        djinn_expert_linear_args part = args;
-        part.linear.rows = a.rows - row < rows ? a.rows - row : rows;
-        part.linear.x = a.x + size_t(row) * a.k;
-        part.linear.out = a.out + size_t(row) * a.out_width;
-        code = run(part, part.linear.rows);
-    }
-    return code;
+    });
 }
 
 /* The most rows of x that are streamed with the weight. */
@@ -256,7 +242,7 @@ int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, voi
 
 template <typename T>
 constexpr EncodedKernels LOSSLESS = {encoded_rows<LosslessLanes<T>>, launch_lossless<LosslessLanes<T>>,
-                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>, 0};
+                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>, [](unsigned) { return 0u; }};
 
 /* The kernels of an encoding, or null if none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
@@ -266,9 +252,9 @@ static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
     return dtype == DJINN_F16 ? &LOSSLESS<f16> : dtype == DJINN_BF16 ? &LOSSLESS<bf16> : nullptr;
 }
 
-unsigned most_unrounded(uint32_t encoding) {
+unsigned most_unrounded(uint32_t encoding, unsigned k) {
     const EncodedKernels *kernels = block_kernels(encoding);
-    return kernels == nullptr ? 0 : kernels->unrounded;
+    return kernels == nullptr ? 0 : kernels->unrounded(k);
 }
 
 const EncodedWide *encoded_wide(uint32_t encoding, uint32_t dtype) {

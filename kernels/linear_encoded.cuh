@@ -1,13 +1,12 @@
 /*
- * linear and expert_linear over encoded weights, for up to 16 rows, on all cards. The bits are those of the product over
- * decoded rows. For more rows on Hopper: linear_tiles.cuh.
+ * linear and expert_linear over encoded weights, for up to 16 rows. The bits are those of the product over decoded rows. On
+ * Hopper only if x fits in no block of linear_blocks.cuh or linear_lossless.cuh.
  *
  * 16 rows of the weight are the wide operand of the tensor cores; x, in shared memory, is the narrow one, as in
  * linear_hopper.cuh. A group is PARTIALS warps, one for each partial sum, which share EACH units of 8 rows. They copy some
  * segments of these rows to a ring of stages. Each warp decodes its part of every segment of a stage, into the registers
  * that feed the products. One warp in turn prepares what a format prepares, such as scales, for all, a stage ahead.
- * A block first rounds all of x to shared memory. Or, on Hopper, x is given rounded and STREAMED: one more warp copies the
- * columns of a stage, for all groups, to a ring of their own.
+ * A block first rounds all of x to shared memory.
  * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn.
  *
  * A format has: `Type` of a decoded weight; LANES, a lane's columns; the segments of a stage, the boxes that they are copied
@@ -28,7 +27,7 @@ namespace djinn {
 /* Threads of a group, and the most groups of a block. */
 constexpr unsigned GROUP_THREADS = 32 * PARTIALS, MOST_GROUPS = 7;
 
-/* The most stages of a group's ring, and the most bytes of a row that TMA copies at once. */
+/* The most stages of a group's ring, and the most bytes of a box's row. */
 constexpr unsigned MOST_COPIED = 8, MOST_BOX = 512;
 
 /* The pitch of x's rows in shared memory, in bytes: lanes that read two rows of 64 bytes have no bank conflicts. */
@@ -61,7 +60,8 @@ __device__ __forceinline__ void wait_copies_but(unsigned most) {
  * third, then its second and fourth column.
  */
 template <typename T, Lanes L, bool APART>
-__device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const SomeRows &rows, unsigned staged, unsigned threads) {
+__device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const SomeRows &rows, unsigned staged,
+                                            unsigned threads) {
     static_assert(L == Lanes::NEIGHBOURS || !APART);
     constexpr unsigned BATCH = 4;
     const unsigned chunks = a.k / 8, all = rows.count() * chunks;
@@ -98,76 +98,31 @@ __device__ __forceinline__ void stage_fours(const djinn_linear_args &a, const So
     }
 }
 
-/*
- * Which of 8 rows of x lanes have as their row `n`. Where rows are streamed, lanes of half a warp, which read at once, have no
- * bank conflicts.
- */
-template <bool STREAMED> __device__ __forceinline__ unsigned row_of_x(unsigned n) {
-    return STREAMED ? n % 4 * 2 + n / 4 : n;
-}
+/* A lane's columns of x, of two successive 16. */
+struct alignas(16) Fours {
+    Four at[2];
+};
 
-/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. */
-template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false> struct EncodedLanes {
-    static_assert(EACH == 1 || EACH % 2 == 0);
+/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x. */
+template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     using T = typename Format::Type;
+    using Products = UnitProducts<T, EACH, TILES>;
+    using Sums = typename Products::Sums;
+    using Weights = typename Products::Weights;
     static constexpr unsigned EACH_UNITS = EACH, SEGMENT = PARTIALS * RUN;
 
-    /* Pairs of units, which are multiplied at once. */
-    static constexpr unsigned PAIRS = (EACH + 1) / 2;
     /* Segments of a stage, and the boxes that they are copied in. */
     static constexpr bool PREPARES = Format::PREPARES;
     static constexpr unsigned ROWS = 8 * EACH, SEGMENTS = Format::segments(EACH), BOXES = Format::boxes(SEGMENTS);
     static constexpr unsigned PITCH = Format::PITCH, BOX = (ROWS * PITCH + 127) / 128 * 128;
     static_assert(PITCH % 32 == 16 && PITCH <= MOST_BOX);
-    /*
-     * A stage: the boxes; what is prepared, 16 bytes for each part of each row's segment; an mbarrier; whether all is usual.
-     */
+    /* A stage: the boxes; what is prepared, 16 bytes for each part of each row's segment; whether all is usual. */
     static constexpr unsigned ITEMS = ROWS * SEGMENTS, SCALES = BOXES * BOX;
-    static constexpr unsigned READY = SCALES + (PREPARES ? PARTIALS * ITEMS * 16 : 0), USUAL = READY + 8, STAGE = READY + 128;
+    static constexpr unsigned USUAL = SCALES + (PREPARES ? PARTIALS * ITEMS * 16 : 0), STAGE = USUAL + (PREPARES ? 128 : 0);
     /* A stage is prepared while the one before is multiplied. */
     static constexpr unsigned LEAST_STAGES = PREPARES ? 3 : 2;
     /* What a group needs besides its ring: partial sums. */
     static constexpr unsigned BESIDE = PARTIALS * 8 * TILES * ROWS * sizeof(float);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    static constexpr bool BULK = true;
-#else
-    static constexpr bool BULK = false;
-#endif
-
-    /* A lane's columns of x, of two successive 16. */
-    struct alignas(16) Fours {
-        Four at[2];
-    };
-
-    /* Whether a lane's four columns are paired as first and third, second and fourth. */
-    static constexpr bool APART = PREPARES && BULK;
-
-    /* Streamed x: a stage has the columns of one of the weight's, a box for each run. */
-    static constexpr unsigned X_BOX = 8 * TILES * BLOCK_ROW, X_STAGE = SEGMENTS * PARTIALS * X_BOX;
-    static constexpr unsigned X_STAGES = X_STAGE <= 16 * 1024 ? 4 : 2, X_BYTES = X_STAGES * X_STAGE;
-    /* Threads of a block besides those of its groups. */
-    static constexpr unsigned SUPPLYING = STREAMED ? 32 : 0;
-    struct XBarriers {
-        Barrier ready[X_STAGES], free[X_STAGES];
-    };
-
-    using Sums = float[PAIRS][TILES][4];
-    using Weights = uint2[EACH][4];
-
-    static __device__ __forceinline__ void multiply_step(Sums &sums, const Weights &w, unsigned step, unsigned tile, const Four &x) {
-#pragma unroll
-        for (unsigned pair = 0; pair < PAIRS; ++pair) {
-            /* With one unit, the upper 8 rows are arbitrary; their sums are not stored. */
-            const uint2 low = w[2 * pair][step];
-            uint2 high;
-            if constexpr (EACH == 1) {
-                asm("" : "=r"(high.x), "=r"(high.y));
-            } else {
-                high = w[2 * pair + 1][step];
-            }
-            multiply<T>(sums[pair][tile], {low.x, low.y}, {high.x, high.y}, {x.low, x.high});
-        }
-    }
 
     /* Multiplies a run of the units' rows by the run of x that is `at` bytes on. */
     static __device__ __forceinline__ void multiply_all(Sums &sums, const Weights &w, const unsigned (&x)[TILES], unsigned at) {
@@ -179,41 +134,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                 if (step % 2 == 0) {
                     both[tile] = *reinterpret_cast<const Fours *>(shared_at(x[tile] + at + step * 32));
                 }
-                multiply_step(sums, w, step, tile, step % 2 == 0 ? both[tile].at[0] : both[tile].at[1]);
+                Products::multiply_step(sums, w, step, tile, both[tile].at[step % 2]);
             }
-        }
-    }
-
-    /* The same by streamed x: `at` is the lane's place in the run's box. */
-    static __device__ __forceinline__ void multiply_streamed(Sums &sums, const Weights &w, unsigned at) {
-#pragma unroll
-        for (unsigned step = 0; step < 4; ++step) {
-#pragma unroll
-            for (unsigned tile = 0; tile < TILES; ++tile) {
-                Four four = *reinterpret_cast<const Four *>(shared_at((at ^ step * 32) + tile * 8 * BLOCK_ROW));
-                if constexpr (APART) {
-                    four = {__byte_perm(four.low, four.high, 0x5410), __byte_perm(four.low, four.high, 0x7632)};
-                }
-                multiply_step(sums, w, step, tile, four);
-            }
-        }
-    }
-
-    /* Copies x from `row` on for all of the block's stages, of which a share has `stages`; by one lane. */
-    static __device__ __forceinline__ void supply_x(const Maps &maps, XBarriers &barriers, unsigned ring, unsigned row,
-                                                    unsigned stages, unsigned all) {
-        admit_bulk_copies();
-        Place place;
-        for (unsigned copied = 0, stage = 0; copied < all; ++copied) {
-            if (copied >= X_STAGES) {
-                barriers.free[place.slot].wait(place.parity ^ 1);
-            }
-            const unsigned ready = shared_address(&barriers.ready[place.slot]);
-            Barrier::arrive_expecting_at(ready, X_STAGE);
-            /* Zeros are copied past the last column. */
-            copy_blocks_to(ring + place.slot * X_STAGE, maps.x, row, stage * SEGMENTS * PARTIALS, ready);
-            stage = stage + 1 == stages ? 0 : stage + 1;
-            place.advance(X_STAGES);
         }
     }
 
@@ -221,53 +143,36 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
     struct Copies {
         const djinn_linear_args &a;
         const EncodedFrame &f;
-        const Maps &maps;
         unsigned skipped, segments, first, thread;
-        /* Stages left, the current share, and the next segment in it. */
+        /* Stages left, the current share, the next segment in it, and the thread's row. */
         unsigned left, index = blockIdx.x, segment = 0;
-        /* The share's tile, the group's first row in it, and the thread's row. */
-        unsigned tile = 0, tile_row = 0;
         const char *from = nullptr;
 
         static constexpr unsigned ROW_THREADS = GROUP_THREADS / ROWS;
 
-        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps, unsigned skipped,
+        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, unsigned skipped,
                                           unsigned segments, unsigned first, unsigned thread, unsigned left)
-            : a(a), f(f), maps(maps), skipped(skipped), segments(segments), first(first), thread(thread), left(left) {
+            : a(a), f(f), skipped(skipped), segments(segments), first(first), thread(thread), left(left) {
             seek();
         }
 
-        /* Rows past the share's end are other rows of the tile; past the tile's end, zeros or repetitions. */
+        /* Past the share's end, its last row is repeated. */
         __device__ __forceinline__ void seek() {
             const Share share = share_of(a, f.share, index, a.row_bytes, skipped);
-            if constexpr (BULK) {
-                tile = share.tile, tile_row = share.row + first;
-            } else {
-                const unsigned row = min(first + thread / ROW_THREADS, share.rows - 1);
-                from = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes;
-            }
+            const unsigned row = min(first + thread / ROW_THREADS, share.rows - 1);
+            from = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes;
         }
 
-        /* Copies the next stage. On Hopper one thread of the group calls it, elsewhere all do. */
+        /* Copies the next stage. */
         __device__ __forceinline__ void fetch(unsigned to) {
             if (left > 0) {
-                if constexpr (BULK) {
-                    /* Zeros are copied past a row's end. */
-                    Barrier::arrive_expecting_at(to + READY, BOXES * ROWS * PITCH);
 #pragma unroll
-                    for (unsigned box = 0; box < BOXES; ++box) {
-                        const unsigned at = Format::begin(segment, box, a.k) / 16 * 16;
-                        copy_box_to(to + box * BOX, maps.weights[tile], at / 2, tile_row, to + READY);
-                    }
-                } else {
-#pragma unroll
-                    for (unsigned box = 0; box < BOXES; ++box) {
-                        const unsigned at = Format::begin(segment, box, a.k) / 16 * 16;
-                        const unsigned row = to + box * BOX + thread / ROW_THREADS * PITCH;
-                        /* Row sizes are multiples of 16. */
-                        for (unsigned i = thread % ROW_THREADS * 16; i < PITCH && at + i < a.row_bytes; i += ROW_THREADS * 16) {
-                            copy_async_to(row + i, from + at + i);
-                        }
+                for (unsigned box = 0; box < BOXES; ++box) {
+                    const unsigned at = Format::begin(segment, box, a.k) / 16 * 16;
+                    const unsigned row = to + box * BOX + thread / ROW_THREADS * PITCH;
+                    /* Row sizes are multiples of 16. */
+                    for (unsigned i = thread % ROW_THREADS * 16; i < PITCH && at + i < a.row_bytes; i += ROW_THREADS * 16) {
+                        copy_async_to(row + i, from + at + i);
                     }
                 }
                 --left, segment += SEGMENTS;
@@ -276,9 +181,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                     seek();
                 }
             }
-            if constexpr (!BULK) {
-                commit_copies();
-            }
+            commit_copies();
         }
     };
 
@@ -286,10 +189,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP_THREADS) : "memory");
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
-                                               const Maps &maps) {
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f) {
         extern __shared__ uint4 shared[];
-        __shared__ XBarriers x_barriers;
         /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
         const unsigned lane = threadIdx.x % 32, row = lane / 4, quad = keep(lane % 4);
@@ -297,59 +198,18 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         const unsigned groups = blockDim.x / GROUP_THREADS, first = group * ROWS, barrier = keep(group + 1);
         const unsigned segments = (a.k + SEGMENT - 1) / SEGMENT, stages = (segments + SEGMENTS - 1) / SEGMENTS;
         const unsigned whole = a.k / (SEGMENTS * SEGMENT), ring_bytes = f.stages * STAGE;
-        /* TMA copies to multiples of 128 bytes. */
         const unsigned begin = (shared_address(shared) + 127) / 128 * 128, each = ring_bytes + BESIDE;
         const unsigned ring = begin + group * each, end = keep(ring + ring_bytes);
         char *staged = shared_at(begin + groups * each);
         const auto after = [&](unsigned at) { return at + STAGE == end ? end - ring_bytes : at + STAGE; };
-        if constexpr (BULK) {
-            /* By one lane of each of the group's warps: lanes of a warp would do it one after another. */
-            if (lane == 0 && (!STREAMED || group < groups)) {
-                for (unsigned i = part; i < f.stages; i += PARTIALS) {
-                    reinterpret_cast<Barrier *>(shared_at(ring + i * STAGE + READY))->init(1);
-                }
-                if constexpr (STREAMED) {
-                    if (warp < X_STAGES) {
-                        x_barriers.ready[warp].init(1);
-                        x_barriers.free[warp].init(groups * PARTIALS);
-                    }
-                }
-                Barrier::publish();
-            }
-        }
-        const auto all_stages = [&] { return (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages; };
-        /* Of streamed x: the lane's place in the first stage, and the current stage. */
-        unsigned x_lane = 0;
-        Place x_now;
-        if constexpr (STREAMED) {
-            const unsigned x_ring = (shared_address(staged) + BLOCK_ALIGN - 1) / BLOCK_ALIGN * BLOCK_ALIGN;
-            if (group == groups) {
-                __syncthreads();
-                await_previous();
-                if (lane == 0) {
-                    supply_x(maps, x_barriers, x_ring, rows.first, stages, all_stages());
-                }
-                return;
-            }
-            const unsigned of_x = row_of_x<STREAMED>(row);
-            x_lane = keep(x_ring + part * X_BOX + of_x * BLOCK_ROW + (quad / 2 ^ of_x) * 16 + quad % 2 * 8);
-        }
-        meet(barrier);
         if (a.fresh != 0) {
             await_previous();
-            if constexpr (BULK) {
-                admit_bulk_copies();
-            }
         }
-        /* Groups copy by different warps, which spreads the copies over the multiprocessor's schedulers. */
-        const bool copies_next = BULK ? part == group % PARTIALS && lane == 0 : true;
-        unsigned left = all_stages();
-        Copies copies(a, f, maps, rows.tile, segments, first, thread, copies_next ? left : 0);
-        if (copies_next) {
+        unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
+        Copies copies(a, f, rows.tile, segments, first, thread, left);
 #pragma unroll 1
-            for (unsigned i = 0; i + 1 < f.stages; ++i) {
-                copies.fetch(ring + i * STAGE);
-            }
+        for (unsigned i = 0; i + 1 < f.stages; ++i) {
+            copies.fetch(ring + i * STAGE);
         }
         Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
         typename Format::template Rows<EACH> of;
@@ -357,68 +217,42 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         if (rows.slots == nullptr) {
             await_previous();
         }
-        if constexpr (!STREAMED) {
-            stage_fours<T, Format::LANES, APART>(a, rows, shared_address(staged), blockDim.x);
-        }
+        stage_fours<T, Format::LANES, false>(a, rows, shared_address(staged), blockDim.x);
         __syncthreads();
         if constexpr (PREPARES) {
-            if constexpr (!BULK) {
-                wait_copies_but(f.stages - 2);
-                meet(barrier);
-            }
+            wait_copies_but(f.stages - 2);
+            meet(barrier);
             if (part == 0) {
-                if constexpr (BULK) {
-                    Barrier::wait_at(ring + READY, 0);
-                }
                 Format::template prepare<EncodedLanes>(ring, 0, lane);
             }
         }
         of.begin(part, quad);
         const unsigned record = keep(row * PITCH + Format::lane_at(part, quad));
         const unsigned scales = keep(SCALES + (part * ITEMS + row) * 16);
-        unsigned at = keep(ring), before = end - STAGE, parity = 0;
+        unsigned at = keep(ring), before = end - STAGE;
 #pragma unroll 1
         for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
             Sums sums = {};
             /* Rows past the last repeat it; their sums are not stored. */
             unsigned x[TILES];
 #pragma unroll
-            for (unsigned tile = 0; !STREAMED && tile < TILES; ++tile) {
+            for (unsigned tile = 0; tile < TILES; ++tile) {
                 const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
                 x[tile] = keep(shared_address(staged) + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
             }
 #pragma unroll 1
             for (unsigned stage = 0; stage < stages; ++stage, --left) {
-                if constexpr (!BULK) {
-                    wait_copies_but(f.stages - LEAST_STAGES);
-                } else if constexpr (!PREPARES) {
-                    Barrier::wait_at(at + READY, parity);
-                }
+                wait_copies_but(f.stages - LEAST_STAGES);
                 /* Now all that the group's warps copied and prepared is there, and all are done with the stage before. */
                 meet(barrier);
-                if (copies_next) {
-                    copies.fetch(before);
-                }
+                copies.fetch(before);
                 const unsigned next = after(at);
                 bool is_usual = stage < whole;
                 if constexpr (PREPARES) {
                     if ((stage + group) % PARTIALS == part && left > 1) {
-                        if constexpr (BULK) {
-                            Barrier::wait_at(next + READY, next < at ? parity ^ 1 : parity);
-                        }
                         Format::template prepare<EncodedLanes>(next, stage + 1 == stages ? 0 : stage + 1, lane);
                     }
                     is_usual = is_usual && *reinterpret_cast<const uint32_t *>(shared_at(at + USUAL)) != 0;
-                }
-                const auto multiply = [&](const Weights &w, unsigned i) {
-                    if constexpr (STREAMED) {
-                        multiply_streamed(sums, w, x_lane + x_now.slot * X_STAGE + i * PARTIALS * X_BOX);
-                    } else {
-                        multiply_all(sums, w, x, i * SEGMENT * 2);
-                    }
-                };
-                if constexpr (STREAMED) {
-                    x_barriers.ready[x_now.slot].wait(x_now.parity);
                 }
                 if (is_usual) {
 #pragma unroll
@@ -431,7 +265,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                                                                quad, w[unit]);
                         }
                         Format::template mend<EncodedLanes>(of, stage, i, part, quad, w);
-                        multiply(w, i);
+                        multiply_all(sums, w, x, i * SEGMENT * 2);
                     }
                 } else {
 #pragma unroll 1
@@ -443,22 +277,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                                                                        quad, w[unit]);
                         }
                         Format::template mend<EncodedLanes>(of, stage, i, part, quad, w);
-                        multiply(w, i);
+                        multiply_all(sums, w, x, i * SEGMENT * 2);
                     }
-                }
-                if constexpr (STREAMED) {
-                    end_shared_reads();
-                    __syncwarp();
-                    if (lane == 0) {
-                        x_barriers.free[x_now.slot].arrive();
-                    }
-                    x_now.advance(X_STAGES);
                 }
 #pragma unroll
-                for (unsigned tile = 0; !STREAMED && tile < TILES; ++tile) {
+                for (unsigned tile = 0; tile < TILES; ++tile) {
                     x[tile] += SEGMENTS * SEGMENT * 2;
                 }
-                parity ^= next < at, before = at, at = next;
+                before = at, at = next;
             }
             const Share done = share;
             const bool is_last = index + gridDim.x >= f.shares;
@@ -472,9 +298,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
                 of.begin(part, quad);
             }
         }
-        if constexpr (!BULK) {
-            wait_copies<0>();
-        }
+        wait_copies<0>();
     }
 
     /* Adds a group's partial sums in order, and stores. Another barrier follows before the next sums are written. */
@@ -485,7 +309,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
         for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (unsigned i = 0; i < 2 * EACH; ++i) {
-                const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
+                const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
                 parts[(part * 8 * TILES + x_row) * ROWS + i / 2 * 8 + lane / 4] = sums[i / 4][tile][i % 4];
             }
         }
@@ -505,10 +329,9 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED = false>
 };
 
 /* Rows are in order if `order` is null; else a block takes a portion of up to `most` slots. */
-template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
-__global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS + EncodedLanes<Format, EACH, TILES, STREAMED>::SUPPLYING)
-    djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
-                         const __grid_constant__ EncodedFrame f) {
+template <typename Format, unsigned EACH, unsigned TILES>
+__global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS)
+    djinn_linear_encoded(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ EncodedFrame f) {
     SomeRows rows(a.linear);
     if (a.order == nullptr) {
         release_next();
@@ -516,11 +339,7 @@ __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS + EncodedLanes<Form
         rows = slots_of(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
-        if constexpr (STREAMED) {
-            DJINN_ON_HOPPER((EncodedLanes<Format, EACH, TILES, true>::run(a.linear, rows, f, maps)));
-        } else {
-            EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f, maps);
-        }
+        EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f);
     }
 }
 

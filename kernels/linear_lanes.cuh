@@ -30,6 +30,34 @@ DJINN_MULTIPLY_LANES(f16, "f16")
 DJINN_MULTIPLY_LANES(bf16, "bf16")
 #undef DJINN_MULTIPLY_LANES
 
+/* EACH units of 8 rows of a weight, as the wide operand of the tensor cores, times up to 8 TILES rows of x. */
+template <typename T, unsigned EACH, unsigned TILES> struct UnitProducts {
+    static_assert(EACH == 1 || EACH % 2 == 0);
+    /* Pairs of units, which are multiplied at once. */
+    static constexpr unsigned PAIRS = (EACH + 1) / 2;
+
+    using Sums = float[PAIRS][TILES][4];
+    /* A lane's columns of a run, in the row of each unit that it has: four of every 16. */
+    using Weights = uint2[EACH][4];
+
+    /* Multiplies 16 columns: the lane's four of them in 8 rows of x. */
+    static __device__ __forceinline__ void multiply_step(Sums &sums, const Weights &w, unsigned step, unsigned tile,
+                                                         const Four &x) {
+#pragma unroll
+        for (unsigned pair = 0; pair < PAIRS; ++pair) {
+            /* With one unit, the upper 8 rows are arbitrary; their sums are not stored. */
+            const uint2 low = w[2 * pair][step];
+            uint2 high;
+            if constexpr (EACH == 1) {
+                asm("" : "=r"(high.x), "=r"(high.y));
+            } else {
+                high = w[2 * pair + 1][step];
+            }
+            multiply<T>(sums[pair][tile], {low.x, low.y}, {high.x, high.y}, {x.low, x.high});
+        }
+    }
+};
+
 /* The most bytes of all rings of a tensor kernel's block. */
 constexpr unsigned MOST_RING = 100 * 1024;
 

@@ -109,7 +109,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     static_assert(EACH == 1 || EACH == 2);
     using T = typename Format::Type;
     using Code = Lossless<T>;
-    using Products = EncodedLanes<Format, EACH, TILES>;
+    using Products = UnitProducts<T, EACH, TILES>;
     using Escapes = typename Format::template Rows<EACH>;
     static constexpr unsigned ROWS = 8 * EACH, SEGMENT = PARTIALS * RUN;
     /* Boxes of a segment, 128 bytes of each row: two of signs and mantissas, one of codes. */
@@ -257,7 +257,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
              * decodes while those products run, so it does not wait for each of them.
              */
             uint32_t code[EACH][2], bytes[EACH][4];
-            typename Products::Fours fours[2][TILES];
+            Fours fours[2][TILES];
             const auto load = [&] {
                 load_codes(code, at + codes);
 #pragma unroll
@@ -269,7 +269,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             const auto load_x = [&](unsigned half) {
 #pragma unroll
                 for (unsigned tile = 0; tile < TILES; ++tile) {
-                    typename Products::Fours &two = fours[half][tile];
+                    Fours &two = fours[half][tile];
                     if constexpr (STREAMED) {
                         const unsigned from = (at + x_at ^ half * 64) + tile * 8 * BLOCK_ROW;
                         load_chunks(two.at[0].low, two.at[0].high, two.at[1].low, two.at[1].high, from);

@@ -331,13 +331,17 @@ inline bool encode_blocks(CUtensorMap &map, const void *matrix, uint32_t dtype, 
                          CU_TENSOR_MAP_SWIZZLE_128B, A_LINE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Describes rows of bytes to TMA, in boxes of `box_bytes` of `box_rows` rows. */
+/*
+ * Describes rows of bytes to TMA, in boxes of `box_bytes` of `box_rows` rows. Its columns are `word` bytes, 2 or 4, and a box
+ * has up to 256.
+ */
 inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, uint32_t row_bytes, uint32_t box_bytes,
                          uint32_t box_rows, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
-                         CUtensorMapL2promotion promotion = A_LINE) {
-    const cuuint64_t sizes[2] = {row_bytes / 2, rows}, strides[1] = {row_bytes};
-    const cuuint32_t box[2] = {box_bytes / 2, box_rows}, steps[2] = {1, 1};
-    return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
+                         CUtensorMapL2promotion promotion = A_LINE, uint32_t word = 2) {
+    const auto type = word == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+    const cuuint64_t sizes[2] = {row_bytes / word, rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {box_bytes / word, box_rows}, steps[2] = {1, 1};
+    return map_encoder()(&map, type, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import results
 import torch
-from bench_encoded import MANY_ROWS, Decode
+from bench_encoded import MANY_ROWS, ORDER, Decode, row_bytes
 from bench_linear import TILES
 from bench_linear import Args as Linear
 from timing import median_us, medians_us
@@ -135,10 +135,10 @@ def pack_lossless(values):
     escaped[:, k:] = False
     code = np.where(escaped, 15, code)
     code[:, k:] = 0
-    kept = (bits >> 8 & 128 | bits & 127).astype(np.uint8)
-    code = code.astype(np.uint8).reshape(rows, groups, 2, 16)
+    kept = (bits >> 8 & 128 | bits & 127).astype(np.uint8).reshape(rows, -1, 16)[..., ORDER].reshape(rows, -1)
+    code = code.astype(np.uint8).reshape(rows, groups, 2, 16)[..., ORDER]
     codes = (code[:, :, 0] | code[:, :, 1] << 4).reshape(rows, -1)
-    capacity = (-(-(4 + 4 * (4 + k // 256)) // 16) * 16 - 4) // 4
+    capacity = (row_bytes(k) - 48 * groups - 4) // 4
     tail = np.zeros((rows, 4 + 4 * capacity), np.uint8)
     tail[:, 0] = base[:, 0]
     for row in range(rows):
@@ -199,8 +199,8 @@ def linear(library, weights, x, k, n, encoding=PLAIN, row_bytes=0, fresh=0, dtyp
 def check_products(library, failures):
     cases, worst = 0, {}
     for kind, (_, _, _, number) in FORMATS.items():
-        # The last two end within a segment, or within those of a stage.
-        for n, k in ((264, 512), (1000, 1536), (4096, 4096), (72, 640), (520, 1280)):
+        # Wide rows, few of which fit in shared memory. The last two end within a segment, or within those of a stage.
+        for n, k in ((264, 512), (1000, 1536), (4096, 4096), (20000, 512), (40, 53248), (72, 640), (520, 1280)):
             size = FORMATS[kind][1] * k // FORMATS[kind][0]
             most = 0 if k % FORMATS[kind][0] else library.djinn_linear_direct(number, F16, k, size)
             if most == 0:

@@ -52,7 +52,7 @@ class ExpertArgs(ctypes.Structure):
 
 def row_bytes(k):
     """Bytes of a row of k values, as djinn-lossless has them."""
-    least = -(-(k // 2 * 3 + 4 + 4 * (4 + k // 300)) // 16) * 16
+    least = -(-(-(-k // 32) * 48 + 4 + 4 * (4 + k // 300)) // 16) * 16
     lines = -(-least // 128) * 128
     return lines if (lines - least) * 64 <= least else least
 
