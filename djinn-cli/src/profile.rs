@@ -33,8 +33,9 @@ pub(crate) fn measured() -> Result<Option<Machine>> {
     };
     let remedy = || format!("{}: measure again with `djinn doctor --save`", path.display());
     let machine: Machine = serde_json::from_str(&text).with_context(remedy)?;
-    let rates_are_fine =
-        [machine.flops, machine.memory, machine.link].iter().all(|r| r.is_finite() && *r > 0.0);
+    let encoded = machine.encoded.values().flat_map(|rates| [rates.flops, rates.memory]);
+    let mut rates = [machine.flops, machine.memory, machine.link].into_iter().chain(encoded);
+    let rates_are_fine = rates.all(|rate| rate.is_finite() && rate > 0.0);
     anyhow::ensure!(
         rates_are_fine && machine.launch.is_finite() && machine.launch >= 0.0,
         "{}: its rates must be positive numbers",

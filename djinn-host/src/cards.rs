@@ -144,6 +144,7 @@ impl Card {
             // From Hopper on, successive operations overlap, so one costs less.
             launch: if self.capability >= (9, 0) { 1.2e-6 } else { 2e-6 },
             reserved_bytes: RESERVED_BYTES,
+            ..Machine::default()
         }
     }
 }

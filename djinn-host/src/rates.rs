@@ -3,17 +3,19 @@
 use crate::{Error, Result, system};
 use djinn_cpu::{CpuConfig, CpuDevice};
 use djinn_device::args::{Add, Linear, Weight};
-use djinn_device::{Buffer, DType, Device, Ops, Space, Span, Stream};
-use djinn_vmu::Machine;
+use djinn_device::{Buffer, DType, Device, Encoding, Ops, Space, Span, Stream};
+use djinn_vmu::{Machine, ProductRates};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// bf16 0.0115 and f32 0.0115: an ordinary number in every element type.
+/// bf16 0.0115 and f32 0.0115: an ordinary number in every element type, and as a scale of blocks.
 const BYTE: u8 = 0x3c;
 /// Bytes of each measured copy.
 pub const COPY_BYTES: u64 = 64 << 20;
-/// A weight larger than the caches, and a small one.
-const LARGE: (u32, u32) = (8192, 8192);
-const SMALL: (u32, u32) = (1024, 1024);
+/// Rows and columns of a weight.
+const WEIGHT: [u32; 2] = [2048, 2048];
+/// A pass over weights reads as many bytes, since caches hold the weights of no model.
+const WEIGHTS_BYTES: u64 = 128 << 20;
 const PREFILL_ROWS: u32 = 256;
 /// Small operations between two waits for the device.
 const BURST: u32 = 64;
@@ -35,11 +37,23 @@ pub fn measure(threads: usize, span: Duration) -> Result<Rates> {
     measured(threads, span).map_err(Error::Cpu)
 }
 
+/// Measures products with weights in each of `encodings` on the CPU device with all threads: each of two rates for
+/// `span`.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_encoded(
+    encodings: impl IntoIterator<Item = Encoding>,
+    span: Duration,
+) -> Result<BTreeMap<String, ProductRates>> {
+    let rates =
+        |encoding: Encoding| Ok((encoding.name().to_owned(), Bench::new(0, span)?.products(encoding)?));
+    encodings.into_iter().map(rates).collect::<djinn_device::Result<_>>().map_err(Error::Cpu)
+}
+
 fn measured(threads: usize, span: Duration) -> djinn_device::Result<Rates> {
-    let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
-    let bench = Bench { stream: device.stream()?, device, span };
-    let link = bench.copy()?;
-    let [memory, flops] = [bench.linear(LARGE, 1)?, bench.linear(SMALL, PREFILL_ROWS)?];
+    let bench = Bench::new(threads, span)?;
+    let (link, products) = (bench.copy()?, bench.products(Encoding::Plain)?);
     let device = bench.device.info().name;
     let name = match system::cpu_name() {
         Some(cpu) => format!("{cpu}, {device}"),
@@ -47,19 +61,13 @@ fn measured(threads: usize, span: Duration) -> djinn_device::Result<Rates> {
     };
     let machine = Machine {
         name,
-        flops: flops.flops,
-        memory: memory.bytes,
+        flops: products.flops,
+        memory: products.memory,
         link,
         launch: bench.launch()?,
-        reserved_bytes: 0,
+        ..Machine::default()
     };
     Ok(Rates { device, machine })
-}
-
-/// Rates of one operation.
-struct Rate {
-    flops: f64,
-    bytes: f64,
 }
 
 struct Bench {
@@ -70,6 +78,11 @@ struct Bench {
 }
 
 impl Bench {
+    fn new(threads: usize, span: Duration) -> djinn_device::Result<Bench> {
+        let device = CpuDevice::new(CpuConfig { threads, ..CpuConfig::default() })?;
+        Ok(Bench { stream: device.stream()?, device, span })
+    }
+
     fn buffer(&self, space: Space, bytes: u64) -> djinn_device::Result<Buffer> {
         let buffer = self.device.alloc(space, bytes)?;
         self.device.fill(self.stream, buffer.span(), BYTE)?;
@@ -97,26 +110,42 @@ impl Bench {
         Ok(COPY_BYTES as f64 / seconds)
     }
 
-    /// A product of `rows` rows with an `[n, k]` weight of bf16.
-    fn linear(&self, (n, k): (u32, u32), rows: u32) -> djinn_device::Result<Rate> {
-        let f32s = |columns: u32| self.buffer(Space::Device, 4 * rows as u64 * columns as u64);
-        let weight_bytes = 2 * n as u64 * k as u64;
-        let (x, out, weight) = (f32s(k)?, f32s(n)?, self.buffer(Space::Device, weight_bytes)?);
-        let args = Linear {
-            x: x.span(),
-            weight: Weight::plain(weight.span(), DType::BF16),
-            bias: None,
-            out: out.span(),
-            k,
-            n,
-            out_width: n,
-            out_column: 0,
-            rows,
+    /// Products with weights of bf16 in `encoding`: with one row they go from weight to weight, with many they stay with
+    /// one.
+    fn products(&self, encoding: Encoding) -> djinn_device::Result<ProductRates> {
+        let [n, k] = WEIGHT;
+        let weight_bytes = encoding.tile(DType::BF16, n.into(), k.into()).expect("whole blocks").bytes;
+        let count = WEIGHTS_BYTES / weight_bytes;
+        let f32s =
+            |columns: u32| self.buffer(Space::Device, 4 * u64::from(PREFILL_ROWS) * u64::from(columns));
+        let (x, out, weights) = (f32s(k)?, f32s(n)?, self.buffer(Space::Device, count * weight_bytes)?);
+        if encoding == Encoding::Lossless {
+            // Rows of zeros are valid, and take as long as others.
+            self.device.fill(self.stream, weights.span(), 0)?;
+        }
+        let product = |rows: u32, index: u64| {
+            let args = Linear {
+                x: x.slice(0, 4 * u64::from(rows) * u64::from(k)),
+                weight: Weight {
+                    span: weights.slice(index * weight_bytes, weight_bytes),
+                    dtype: DType::BF16,
+                    encoding,
+                },
+                bias: None,
+                out: out.slice(0, 4 * u64::from(rows) * u64::from(n)),
+                k,
+                n,
+                out_width: n,
+                out_column: 0,
+                rows,
+            };
+            self.device.linear(self.stream, &args)
         };
-        let seconds = self.time(|| self.device.linear(self.stream, &args))?;
-        self.free([x, out, weight]);
-        let flops = 2.0 * rows as f64 * n as f64 * k as f64;
-        Ok(Rate { flops: flops / seconds, bytes: weight_bytes as f64 / seconds })
+        let pass = self.time(|| (0..count).try_for_each(|index| product(1, index)))?;
+        let prefill = self.time(|| product(PREFILL_ROWS, 0))?;
+        self.free([x, out, weights]);
+        let flops = 2.0 * f64::from(PREFILL_ROWS) * f64::from(n) * f64::from(k);
+        Ok(ProductRates { flops: flops / prefill, memory: (count * weight_bytes) as f64 / pass })
     }
 
     /// Seconds of an operation with almost no work.

@@ -190,9 +190,14 @@ fn rounds_activations(model: &Model) -> bool {
         Encoding::Blocks(format) => !matches!(format, BlockFormat::FP8_G32 | BlockFormat::FP8_G128),
         _ => false,
     };
-    model.graph.weights().any(|(_, weight)| {
+    encodings(model).any(is_rounded)
+}
+
+/// The encodings of a model's weights, each of them repeatedly.
+pub(crate) fn encodings(model: &Model) -> impl Iterator<Item = Encoding> {
+    model.graph.weights().flat_map(|(_, weight)| {
         let rows = weight.encodings.rows();
-        weight.encodings.runs(0..rows).any(|(_, encoding)| is_rounded(encoding))
+        weight.encodings.runs(0..rows).map(|(_, encoding)| encoding)
     })
 }
 

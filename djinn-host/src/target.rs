@@ -1,8 +1,10 @@
 //! The machine of a plan: a named card, or this machine's CPU.
 
+use crate::setup::encodings;
 use crate::{Card, DeviceName, Needs, Result, Setup, kv_dtype, rates};
 use djinn_device::DType;
 use djinn_models::{Model, OpenOptions};
+use djinn_srg::Encoding;
 use djinn_vmu::Machine;
 use serde::Serialize;
 use std::time::Duration;
@@ -44,6 +46,24 @@ impl Target {
     /// This machine's CPU, with saved rates.
     pub fn measured(machine: Machine) -> Self {
         Target { machine, chosen: Known::Measured, card: None }
+    }
+
+    /// Measures products with the model's encoded weights, unless they are known, or the machine is a card: its rates
+    /// hold for all weights.
+    ///
+    /// # Errors
+    /// As [`rates::measure`].
+    pub fn measure_encoded(&mut self, model: &Model) -> Result<()> {
+        let known = &mut self.machine.encoded;
+        let mut missing: Vec<Encoding> = Vec::new();
+        for encoding in encodings(model).filter(|_| self.card.is_none()) {
+            let is_known = known.contains_key(encoding.name()) || missing.contains(&encoding);
+            if encoding != Encoding::Plain && !is_known {
+                missing.push(encoding);
+            }
+        }
+        known.extend(rates::measure_encoded(missing, QUICK)?);
+        Ok(())
     }
 
     /// This machine's CPU, measured for less than half a second.

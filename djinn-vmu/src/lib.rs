@@ -24,7 +24,7 @@ pub use data::{
     DataSegment, Direction, KvLayout, Moved, SWAP_PIECE_BYTES, SwapFault, SwapPace, SwapStats, Transfer,
 };
 pub use error::{Error, Result};
-pub use machine::{Bound, Machine};
+pub use machine::{Bound, Busy, Machine, ProductRates};
 pub use plan::{Budget, Demand, MemoryPlan, Segments};
 pub use predict::{Bottleneck, Prediction, predict};
 pub use program::{Detail, Fused, Launch, NextProduct, Program};

@@ -4,10 +4,10 @@
 mod tests;
 
 use crate::program::{Detail, Launch, Program};
-use crate::{Bound, ChunkId, Machine, MemoryPlan};
+use crate::{Bound, Busy, ChunkId, Machine, MemoryPlan};
 use djinn_ringbuf::BlockerPass;
-use djinn_srg::Graph;
-use djinn_srg::cost::{self, Work};
+use djinn_srg::cost::Work;
+use djinn_srg::{Graph, NodeId};
 use serde::Serialize;
 
 /// A predicted pass in steady state.
@@ -79,7 +79,8 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     let compute_seconds: f64 = launches.iter().map(|(_, seconds)| seconds).sum();
     // An empty sum is -0, which would be printed.
     let copy_seconds = placement.streamed().fold(0.0, |sum, chunk| sum + copied(chunk)) / machine.link;
-    let bottleneck = match machine.bound(&cost::pass(graph, work)) {
+    let nodes = (0..graph.nodes.len()).map(|i| NodeId(i as u32));
+    let bottleneck = match nodes.map(|node| machine.busy(graph, node, work)).sum::<Busy>().bound() {
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
         Bound::Memory => Bottleneck::Memory,
@@ -92,7 +93,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
 fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machine: &Machine) -> f64 {
     let placement = &plan.placement;
     let nodes = [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten();
-    let whole: f64 = nodes.map(|node| machine.seconds(&cost::node(graph, node, work))).sum();
+    let whole: f64 = nodes.map(|node| machine.seconds(&machine.busy(graph, node, work))).sum();
     let share = match &placement.tiles[launch.tiles.clone()] {
         [] => 1.0,
         [first, ..] => {

@@ -10,7 +10,8 @@ pub(super) fn run(args: &PlanArgs, quiet: bool) -> Result<()> {
     if let Some(url) = &server.server {
         return remote::show(url, &server.api_key, model, "plan", asked);
     }
-    let target = profile::choose(&asked.work)?;
+    let mut target = profile::choose(&asked.work)?;
     let model = loaded::open(model, &target.open_options(&asked.memory), quiet)?;
+    target.measure_encoded(&model)?;
     output::line(&plan_text(&model, asked, target)?)
 }

@@ -11,8 +11,9 @@ pub(super) fn run(args: &SrgArgs, quiet: bool) -> Result<()> {
     if let Some(url) = &server.server {
         return remote::show(url, &server.api_key, model, "srg", asked);
     }
-    let target = profile::choose(&asked.work)?;
+    let mut target = profile::choose(&asked.work)?;
     let setup = Setup { dtype: asked.dtype, ..Setup::default() };
     let model = loaded::open(model, &target.open_options(&setup), quiet)?;
+    target.measure_encoded(&model)?;
     output::line(&srg_text(&model, asked, &target)?)
 }

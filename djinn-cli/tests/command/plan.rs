@@ -168,6 +168,38 @@ fn a_machine_that_was_never_measured_is_measured_at_once() {
 }
 
 #[test]
+fn encoded_weights_have_rates_of_their_own_on_the_cpu() {
+    let place = place();
+    let q4_k = "synthetic:tiny?hidden=256&intermediate=512&encoding=q4_k";
+    let plan = |model, more: &[&str]| place.json(&[&["plan", model, "--json"], more].concat());
+    let encoded = |model, more: &[&str]| plan(model, more)["machine"]["encoded"].clone();
+    assert_eq!(encoded("synthetic:tiny", &[]), Value::Null);
+    assert_eq!(encoded(q4_k, &["--encoding=plain"]), Value::Null);
+    assert_eq!(encoded(q4_k, &["--gpu=h200"]), Value::Null);
+    for (model, more, name) in
+        [(q4_k, &[][..], "Q4_K"), ("synthetic:tiny", &["--encoding=lossless"], "lossless")]
+    {
+        let encoded = encoded(model, more);
+        assert_eq!(encoded.as_object().unwrap().len(), 1, "{encoded}");
+        for rate in ["flops", "memory"] {
+            assert!(encoded[name][rate].as_f64().unwrap() > 1e6, "{encoded}");
+        }
+        assert!(place.ok(&[&["plan", model], more].concat()).contains(&format!(", {name} ")));
+    }
+    // Known rates are not measured, and are those of the prediction.
+    let tpot = |rate: &str| {
+        let known = format!(r#","encoded":{{"Q4_K":{{"flops":1e12,"memory":{rate}}}}}}}"#);
+        place.write("cache/machine.json", &PROFILE.replace('}', &known));
+        plan(q4_k, &[])["predicted"]["tpot_ms"].as_f64().unwrap()
+    };
+    let (slow, slower) = (tpot("1e6"), tpot("1e5"));
+    assert!((slower / slow - 10.0).abs() < 0.1, "{slow} and {slower} ms");
+    place
+        .write("cache/machine.json", &PROFILE.replace('}', r#","encoded":{"Q4_K":{"flops":0,"memory":1}}}"#));
+    assert!(place.refused(&["plan", q4_k]).contains("measure again with `djinn doctor --save`"));
+}
+
+#[test]
 fn a_plan_is_of_one_machine() {
     let place = place();
     let plan = |more: &[&str]| {

@@ -34,10 +34,10 @@ pub(super) fn json<'a>(
     machine: &'a Machine,
 ) -> Export<'a> {
     let annotate = |i| {
-        let cost = cost::node(graph, NodeId(i as u32), work);
-        Annotation { cost, bound: machine.bound(&cost), seconds: machine.seconds(&cost) }
+        let (cost, busy) = (cost::node(graph, NodeId(i), work), machine.busy(graph, NodeId(i), work));
+        Annotation { cost, bound: busy.bound(), seconds: machine.seconds(&busy) }
     };
-    let annotations = (0..graph.nodes.len()).map(annotate).collect();
+    let annotations = (0..graph.nodes.len() as u32).map(annotate).collect();
     Export { graph, work, machine, annotations, launches: &program.launches, total: cost::pass(graph, work) }
 }
 
@@ -52,8 +52,9 @@ pub(super) fn dot(graph: &Graph, work: &Work, machine: &Machine) -> String {
             let _ = writeln!(dot, "  subgraph cluster_{layer} {{\n    label=\"block {layer}\";");
         }
         for (i, node) in graph.nodes.iter().enumerate().filter(|(_, n)| n.layer == layer) {
-            let cost = cost::node(graph, NodeId(i as u32), work);
-            let style = match machine.bound(&cost) {
+            let id = NodeId(i as u32);
+            let cost = cost::node(graph, id, work);
+            let style = match machine.busy(graph, id, work).bound() {
                 Bound::Compute => ", style=filled, fillcolor=lightsalmon",
                 Bound::Memory => "",
             };

@@ -3,7 +3,7 @@
 use super::count;
 use crate::{Activations, Known, Target, TaskPlan};
 use djinn_models::EncodedWeights;
-use djinn_vmu::{Bottleneck, size};
+use djinn_vmu::{Bottleneck, ProductRates, size};
 
 /// The plan as text: the place of every byte, and the predicted speed.
 pub fn plan_table(f: &TaskPlan) -> String {
@@ -72,7 +72,11 @@ fn machine(target: &Target) -> String {
         flops if flops < 1e12 => format!("{:.1} GFLOP/s", flops / 1e9),
         flops => format!("{:.1} TFLOP/s", flops / 1e12),
     };
-    format!("{} (link {:.1} GB/s, memory {:.1} GB/s, {flops}{known})", m.name, m.link / 1e9, m.memory / 1e9)
+    let encoded =
+        |(name, rates): (&String, &ProductRates)| format!(", {name} {:.1} GB/s", rates.memory / 1e9);
+    let encoded: String = m.encoded.iter().map(encoded).collect();
+    let (link, memory) = (m.link / 1e9, m.memory / 1e9);
+    format!("{} (link {link:.1} GB/s, memory {memory:.1} GB/s{encoded}, {flops}{known})", m.name)
 }
 
 fn encoded(of: &EncodedWeights) -> String {

@@ -3,7 +3,7 @@
 use super::count;
 use djinn_srg::cost::{self, Cost, Work};
 use djinn_srg::{Graph, Node, NodeId};
-use djinn_vmu::{Bound, Machine, size};
+use djinn_vmu::{Bound, Busy, Machine, size};
 
 /// A run of nodes of the same block, or of no block.
 struct Block {
@@ -23,26 +23,25 @@ fn groups(graph: &Graph) -> Vec<Block> {
 }
 
 /// Columns of the table.
-struct Table<'a> {
-    machine: &'a Machine,
+struct Table {
     /// Widths of the first two.
     name: usize,
     op: usize,
 }
 
-impl Table<'_> {
+impl Table {
     fn head(&self) -> String {
-        let Table { name, op, .. } = *self;
+        let Table { name, op } = *self;
         format!(
             "{:<name$} {:<op$} {:>10} {:>11} {:>11} {:>11} {:>13}  bound",
             "node", "op", "FLOP", "text", "data", "stack", "us"
         )
     }
 
-    fn row(&self, node: &str, kind: &str, cost: &Cost, seconds: f64) -> String {
-        let Table { name, op, machine } = *self;
+    fn row(&self, node: &str, kind: &str, cost: &Cost, busy: &Busy, seconds: f64) -> String {
+        let Table { name, op } = *self;
         let bytes = |bytes: f64| size::human(bytes as u64);
-        let bound = match machine.bound(cost) {
+        let bound = match busy.bound() {
             Bound::Compute => "compute",
             Bound::Memory => "memory",
         };
@@ -61,11 +60,12 @@ impl Table<'_> {
 pub(super) fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) -> String {
     let groups = groups(graph);
     let cost = |i: usize| cost::node(graph, NodeId(i as u32), work);
+    let busy = |i: usize| machine.busy(graph, NodeId(i as u32), work);
     let kinds = |group: &Block| -> Vec<_> {
         group.nodes.clone().map(|i| (graph.nodes[i].op.name(), cost(i))).collect()
     };
     let widest = |width: fn(&Node) -> usize| graph.nodes.iter().map(width).max().unwrap_or(0);
-    let table = Table { machine, name: widest(|n| n.name.len()), op: widest(|n| n.op.name().len()) };
+    let table = Table { name: widest(|n| n.name.len()), op: widest(|n| n.op.name().len()) };
     let mut lines = vec![
         format!(
             "{}: {} nodes in {} blocks, {} parameters, {} of weights",
@@ -86,12 +86,13 @@ pub(super) fn table(graph: &Graph, work: &Work, machine: &Machine, phase: &str) 
             lines.push(format!("blocks {layer} to {}, {alike} alike:", layer as usize + alike - 1));
         }
         for node in first.nodes.clone() {
-            let entry = &graph.nodes[node];
-            lines.push(table.row(&entry.name, entry.op.name(), &cost(node), machine.seconds(&cost(node))));
+            let (entry, busy) = (&graph.nodes[node], busy(node));
+            lines.push(table.row(&entry.name, entry.op.name(), &cost(node), &busy, machine.seconds(&busy)));
         }
         i += alike;
     }
-    let seconds = (0..graph.nodes.len()).map(|i| machine.seconds(&cost(i))).sum();
-    lines.push(table.row("all", "", &cost::pass(graph, work), seconds));
+    let all: Vec<Busy> = (0..graph.nodes.len()).map(busy).collect();
+    let seconds = all.iter().map(|busy| machine.seconds(busy)).sum();
+    lines.push(table.row("all", "", &cost::pass(graph, work), &all.into_iter().sum(), seconds));
     lines.join("\n")
 }

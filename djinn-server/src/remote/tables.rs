@@ -31,6 +31,16 @@ impl OwnMachine {
             None => Ok(known.insert(Target::quick()?).clone()),
         }
     }
+
+    /// Adds to `target`, which is this machine or a card, what [`Target::measure_encoded`] measures once.
+    fn measure_encoded(&self, target: &mut Target, model: &Model) -> djinn_host::Result<()> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (None, Some(own)) = (target.card, &mut *known) {
+            own.measure_encoded(model)?;
+            target.machine.encoded.clone_from(&own.machine.encoded);
+        }
+        Ok(())
+    }
 }
 
 /// Which of the two is requested.
@@ -101,15 +111,14 @@ impl Asked {
     }
 
     fn text(&self, server: &Server, model: &ServedModel) -> Result<String, ApiError> {
-        let target = self
-            .work()
-            .target(|| server.own_machine.get())
-            .map_err(|error| ApiError::failed(error.to_string()))?;
+        let failed = |error: djinn_host::Error| ApiError::failed(error.to_string());
+        let mut target = self.work().target(|| server.own_machine.get()).map_err(failed)?;
         let setup = match self {
             Asked::Plan(asked) => asked.memory,
             Asked::Graph(asked) => Setup { dtype: asked.dtype, ..Setup::default() },
         };
         let opened = opened(model.model(), &target.open_options(&setup))?;
+        server.own_machine.measure_encoded(&mut target, &opened).map_err(failed)?;
         let text = match self {
             Asked::Plan(asked) => plan_text(&opened, asked, target),
             Asked::Graph(asked) => srg_text(&opened, asked, &target),

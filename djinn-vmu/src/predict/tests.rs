@@ -6,7 +6,7 @@ use crate::{Budget, Demand};
 use djinn_srg::DType;
 
 fn machine(link: f64) -> Machine {
-    Machine { name: "test".into(), flops: 1e12, memory: 1e11, link, launch: 0.0, reserved_bytes: 0 }
+    Machine { name: "test".into(), flops: 1e12, memory: 1e11, link, ..Machine::default() }
 }
 
 fn streaming(fraction: f64) -> (Graph, MemoryPlan) {
