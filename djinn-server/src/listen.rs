@@ -83,6 +83,10 @@ impl Stop {
     pub fn renew(&self) {
         self.asked.send_if_modified(|asked| asked.replace(asked.unwrap_or(Ending::Renew)).is_none());
     }
+
+    fn renews(&self) -> bool {
+        *self.asked.borrow() == Some(Ending::Renew)
+    }
 }
 
 /// Tells a server to load its models again.
@@ -136,7 +140,10 @@ impl BoundServer {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn run_or_renew(self) -> Result<Option<TcpListener>> {
-        self.on_threads(|server| server.end(true))
+        let stop = self.stop();
+        let listener = self.on_threads(|server| server.end(true))?;
+        // It may have been told to stop while requests ended and models left their devices.
+        Ok(listener.filter(|_| stop.renews()))
     }
 
     fn on_threads<T, F: Future<Output = Result<T>>>(self, work: impl FnOnce(Self) -> F) -> Result<T> {
@@ -172,8 +179,8 @@ impl BoundServer {
         self.end(false).await.map(drop)
     }
 
-    /// Serves; `when_lost` says whether to end when a device is lost. Returns the listener if another server is to
-    /// take over.
+    /// Serves; `when_lost` says whether to end when a device is lost. Returns the listener if another server was to
+    /// take over when this one began to end.
     async fn end(self, when_lost: bool) -> Result<Option<TcpListener>> {
         let BoundServer { server, listener, stop, .. } = self;
         listener.set_nonblocking(true).map_err(cannot_listen)?;
@@ -225,9 +232,8 @@ impl BoundServer {
                 Err(_) => refuse(stream),
             }
         }
-        let renews = || *stopped.borrow() == Some(Ending::Renew);
         // Clients are refused at once if no other server takes over.
-        let listener = renews().then(|| listener.into_std()).transpose().map_err(cannot_listen)?;
+        let listener = stop.renews().then(|| listener.into_std()).transpose().map_err(cannot_listen)?;
         server.drain();
         drop(alive);
         tokio::select! {
@@ -241,7 +247,7 @@ impl BoundServer {
         sweeper.abort();
         #[cfg(feature = "otel")]
         server.flush_spans().await;
-        Ok(listener.filter(|_| renews()))
+        Ok(listener)
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -337,6 +337,41 @@ fn a_server_that_lost_its_device_for_good_leaves_its_address_to_the_next() {
         let Fragile { server, .. } = next;
         assert!(server.join().is_none());
     });
+}
+
+#[test]
+fn a_stop_while_models_leave_their_device_ends_a_renewal() {
+    /// Tells when the device is being left, and waits.
+    struct Leaving {
+        begun: Sender<()>,
+        end: Receiver<()>,
+    }
+
+    impl Drop for Leaving {
+        fn drop(&mut self) {
+            let _ = self.begun.send(());
+            let _ = self.end.recv();
+        }
+    }
+
+    let files = Arc::new(Files::new());
+    let ((begun, begins), (ends, end)) = (channel(), channel());
+    let leaving = Leaving { begun, end };
+    let device = move || {
+        let _ = &leaving;
+        SimDevice::new(SimConfig::default())
+    };
+    let setup = Setup { device: DeviceName::Cpu, ..Setup::default() };
+    let model = setup.open(files.path().to_str().unwrap()).unwrap();
+    let go_on = &mut |_, _| ControlFlow::Continue(());
+    let model = ServedModel::start_on(device, model, &setup, &Serving::default(), go_on).unwrap();
+    let server =
+        Running::start_at(&files, Server::new().model("tiny", model).bind("127.0.0.1:0").unwrap(), true);
+    server.stop.renew();
+    begins.recv_timeout(Duration::from_secs(60)).unwrap();
+    server.stop.stop();
+    ends.send(()).unwrap();
+    assert!(server.join().is_none(), "no other server takes over");
 }
 
 #[test]
