@@ -16,7 +16,7 @@ mod srg;
 mod top;
 
 use crate::args::{Cli, Command};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, UserSignals};
 use crate::{config, output};
 use anyhow::Result;
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 /// Runs the command of a command line; `line` begins with the program's name. An error is printed to standard error,
 /// as one line.
 pub fn run(line: Vec<OsString>) -> ExitCode {
-    match config::load(line).and_then(|cli| command(&cli)) {
+    match UserSignals::keep(&line).and_then(|signals| command(&config::load(line)?, signals)) {
         Ok(code) => code,
         Err(error) if output::reader_left(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -35,11 +35,11 @@ pub fn run(line: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn command(cli: &Cli) -> Result<ExitCode> {
+fn command(cli: &Cli, signals: Option<UserSignals>) -> Result<ExitCode> {
     let (quiet, interrupt) = (cli.quiet, Interrupt::install()?);
     match &cli.command {
         Command::Run(args) => return run::run(args, &interrupt, quiet),
-        Command::Serve(args) => return serve::run(args, &interrupt, quiet),
+        Command::Serve(args) => return serve::run(args, &interrupt, signals, quiet),
         #[cfg(unix)]
         Command::Top(args) => top::run(args, &interrupt)?,
         #[cfg(not(unix))]

@@ -5,6 +5,7 @@
 
 use crate::{cache, output, terminal};
 use anyhow::{Context, Result};
+use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -151,17 +152,21 @@ pub(crate) struct UserSignals {
 }
 
 impl UserSignals {
-    /// Keeps signals from now on.
-    pub(crate) fn keep() -> Result<Self> {
+    /// Keeps signals from now on if the command line may be that of a server. Call it before anything else: by default,
+    /// these signals end a process.
+    pub(crate) fn keep(line: &[OsString]) -> Result<Option<Self>> {
+        if !line.iter().any(|word| word == "serve") {
+            return Ok(None);
+        }
         #[cfg(unix)]
         {
             use signal_hook::consts::{SIGUSR1, SIGUSR2};
             let signals = signal_hook::iterator::Signals::new([SIGUSR1, SIGUSR2])
                 .context("cannot handle SIGUSR1 and SIGUSR2")?;
-            Ok(UserSignals { signals })
+            Ok(Some(UserSignals { signals }))
         }
         #[cfg(not(unix))]
-        Ok(UserSignals {})
+        Ok(Some(UserSignals {}))
     }
 
     /// SIGUSR1 calls `reload` from now on, and SIGUSR2 `renew`; those that were kept do so at once.

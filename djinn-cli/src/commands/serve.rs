@@ -18,9 +18,12 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Result<ExitCode> {
-    // Before the models are loaded: by default, these signals end a process.
-    let signals = UserSignals::keep()?;
+pub(super) fn run(
+    args: &ServeArgs,
+    interrupt: &Interrupt,
+    signals: Option<UserSignals>,
+    quiet: bool,
+) -> Result<ExitCode> {
     #[cfg(unix)]
     let inherited = renewal::inherited()?;
     #[cfg(not(unix))]
@@ -102,10 +105,13 @@ pub(super) fn run(args: &ServeArgs, interrupt: &Interrupt, quiet: bool) -> Resul
         lines::remark("loading again; requests that are served may end first");
         reload.reload();
     };
-    signals.obey(reload, move || {
+    let renew = move || {
         lines::remark("beginning anew; requests that are served may end first");
         renew.renew();
-    });
+    };
+    if let Some(signals) = signals {
+        signals.obey(reload, renew);
+    }
     let serves = interrupt.serve(move || {
         lines::remark("ending; requests that are served may end first");
         stop.stop();

@@ -138,6 +138,37 @@ fn a_signal_while_the_model_is_loaded_is_obeyed_when_it_is_served() {
     }
 }
 
+/// The signals are kept before the settings are read: there it waits, since nobody reads what it says of a variable.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_before_the_settings_are_read_is_obeyed_too() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(b"\n").is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let place = place();
+    let mut command = place.command(&["serve", "./model", "--port=0", "--device=cpu", "--threads=1"]);
+    let mut child = command.env("DJINN_NONE", "1").stderr(writer).stdout(Stdio::null()).spawn().unwrap();
+    drop(command);
+    let status = format!("/proc/{}/status", child.id());
+    let caught = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let mask = status.split("SigCgt:").nth(1).unwrap().lines().next().unwrap().trim().to_owned();
+        u64::from_str_radix(&mask, 16).unwrap()
+    };
+    let began = std::time::Instant::now();
+    while caught() >> (Signal::USR1.as_raw() - 1) & 1 == 0 {
+        assert!(began.elapsed().as_secs() < 30, "SIGUSR1 still ends it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    let mut lines = BufReader::new(reader).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("loading again")));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success(), "it ends well");
+}
+
 /// Ten times in a row at one address: every client is answered, nothing stays open, and signals do what they did.
 #[cfg(target_os = "linux")]
 #[test]
