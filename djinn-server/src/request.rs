@@ -27,6 +27,8 @@ const CHEAP: [&str; 7] =
     ["/metrics", "/version", "/openapi.json", "/v1/live", "/live", "/v1/models", "/models"];
 /// Longest id that a client may give its request.
 const LONGEST_ID: usize = 128;
+/// The logged status of a request whose client left before there was an answer, as nginx logs it.
+const CLIENT_LEFT: u16 = 499;
 const REQUEST_ID: &str = "x-request-id";
 /// Headers of responses that a page of an allowed origin may read.
 const EXPOSED: &str = "x-request-id, retry-after, content-disposition";
@@ -61,7 +63,7 @@ pub(crate) async fn guard(
         id: id.clone(),
         method: request.method().clone(),
         path: djinn_models::printable::one_line(request.uri().path()),
-        status: StatusCode::OK,
+        status: StatusCode::from_u16(CLIENT_LEFT).expect("a status"),
         tenant: None,
         began,
         format: server.log_format,

@@ -169,6 +169,34 @@ fn a_signal_before_the_settings_are_read_is_obeyed_too() {
     assert!(child.wait().unwrap().success(), "it ends well");
 }
 
+/// A turn that is paused has no answer yet.
+#[test]
+fn a_client_that_leaves_before_its_answer_is_logged_as_such() {
+    let place = place();
+    let mut serving = serve(&place, &["--alias=mine"]);
+    let created = serving.ask("POST /v1/sessions", "", r#"{"model":"mine","id":"left"}"#);
+    assert!(created.starts_with("HTTP/1.1 200"), "{created}");
+    let breakpoint = r#"{"hook":"blocks.0.hook_out","tokens":"generated","hits":1}"#;
+    let set = serving.ask("POST /v1/sessions/left/breakpoints", "", breakpoint);
+    assert!(set.starts_with("HTTP/1.1 201"), "{set}");
+    let body = r#"{"model":"mine","prompt":"Once","max_tokens":5}"#;
+    let mut stream = TcpStream::connect(&serving.address).unwrap();
+    let length = body.len();
+    let head = "host: localhost\r\nx-session-id: left\r\nx-request-id: gone";
+    write!(stream, "POST /v1/completions HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
+        .unwrap();
+    while !serving.ask("GET /v1/sessions/left", "", "").contains("\"state\":\"paused\"") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(stream);
+    let mut line = String::new();
+    while !line.contains("id=gone") {
+        line.clear();
+        assert!(serving.lines.read_line(&mut line).unwrap() > 0, "it ended");
+    }
+    assert!(line.contains("status=499"), "{line}");
+}
+
 /// Ten times in a row at one address: every client is answered, nothing stays open, and signals do what they did.
 #[cfg(target_os = "linux")]
 #[test]
