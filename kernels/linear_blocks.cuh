@@ -457,13 +457,11 @@ template <typename Format> unsigned rows_beside(unsigned k) {
 }
 
 /*
- * How many rows of x a block rounds itself. A few short ones take less time than if they were streamed; over formats that are
- * not common, nothing is streamed. As measured.
+ * How many rows of x a block rounds itself. One takes less time than if it were streamed, as measured with whole models. Over
+ * formats that are not common, nothing is streamed.
  */
 template <typename Format> unsigned rows_unrounded(unsigned k) {
-    constexpr unsigned SHORT = 24576;
-    const unsigned few = 3 * k <= SHORT ? 3 : 2 * k <= SHORT ? 2 : 1, most = Format::IS_COMMON ? few : FEW_ENCODED;
-    const unsigned fit = rows_beside<Format>(k);
+    const unsigned most = Format::IS_COMMON ? 1 : FEW_ENCODED, fit = rows_beside<Format>(k);
     return most < fit ? most : fit;
 }
 
