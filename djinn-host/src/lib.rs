@@ -42,7 +42,7 @@ pub use error::{Error, Result};
 pub use failure::{line_about, one_line};
 pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan};
 pub use generation::{Generation, check_prompt, seed};
-pub use nearest::nearest;
+pub use nearest::{last_layer, nearest};
 pub use progress::{Meter, remark};
 pub use setup::{Activations, DEFAULT_CONTEXT, Setup, WeightEncoding, context_for, kv_dtype};
 pub use speech::{SYSTEM, Speech};

@@ -1,4 +1,4 @@
-//! "Did you mean": the known name that a misspelt one is close to.
+//! "Did you mean": the known name that a misspelt one is close to, and layers that a model does not have.
 
 #[cfg(test)]
 mod tests;
@@ -16,4 +16,20 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .filter(|(edits, _)| *edits <= (length / 3).max(1))
         .min_by_key(|(edits, _)| *edits)
         .map(|(_, name)| name)
+}
+
+/// The last layer that has a hook of this name, if hooks of this name begin with layer 0 and the name's own layer lies beyond
+/// the last one: for `blocks.99.hook_out` of a model with 30 layers, 29.
+pub fn last_layer(name: &str, is_known: impl Fn(&str) -> bool) -> Option<u64> {
+    let parts: Vec<&str> = name.split('.').collect();
+    let (at, layer) =
+        parts.iter().enumerate().find_map(|(at, part)| Some((at, part.parse::<u64>().ok()?)))?;
+    let of = |layer: u64| {
+        let layer = layer.to_string();
+        let name: Vec<&str> =
+            parts.iter().enumerate().map(|(own, part)| if own == at { &*layer } else { part }).collect();
+        is_known(&name.join("."))
+    };
+    let last = (0..layer).take_while(|&layer| of(layer)).last()?;
+    (!of(layer)).then_some(last)
 }

@@ -20,7 +20,7 @@ use crate::loaded::{self, Loaded};
 use crate::{output, terminal};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use command::Command;
-use djinn_engine::debug::HookPoint;
+use djinn_engine::debug::{AttentionPattern, HookPoint};
 use djinn_engine::{Options, Request};
 use djinn_host::{AnyEngine, Error, Generation, Speaker, Speech, check_prompt, context_for, seed};
 use running::Session;
@@ -221,6 +221,15 @@ impl<'a> Debug<'a> {
     /// The hook with a name; the result has its canonical name.
     fn hook(&self, name: &str) -> Result<djinn_srg::Hook> {
         let Ok(hook) = self.engine.hook(name) else {
+            let graph = &self.speech.model().graph;
+            if AttentionPattern::named(graph, name).is_some() {
+                bail!(
+                    "an attention pattern is read from a paused session of `djinn serve`; here, take other hooks"
+                );
+            }
+            if let Some(last) = djinn_host::last_layer(name, |name| self.engine.hook(name).is_ok()) {
+                bail!("there is no hook {name:?}; the layers are 0 to {last}");
+            }
             let known = self.points.iter().map(|point| &*point.hook.name);
             match djinn_host::nearest(name, known) {
                 Some(near) => bail!("there is no hook {name:?}; did you mean {near}?"),

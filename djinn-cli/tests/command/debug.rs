@@ -163,6 +163,13 @@ fn failures_end_a_script_in_one_line() {
         ("frobnicate", 1, "there is no command \"frobnicate\"; `help` lists them"),
         ("\n# comment\nb", 3, "the hook is missing; usage: break HOOK"),
         ("b blocks.1.hook_oot", 1, "there is no hook \"blocks.1.hook_oot\"; did you mean blocks.1.hook_out?"),
+        ("b blocks.3.hook_out", 1, "there is no hook \"blocks.3.hook_out\"; the layers are 0 to 2"),
+        (
+            "b blocks.1.attn.hook_pattern",
+            1,
+            "an attention pattern is read from a paused session of `djinn serve`",
+        ),
+        ("b blocks.1.hook_out step 0", 1, "steps are counted from 1"),
         ("b blocks.1.hook_out if token \"Hello there\"", 1, "\"Hello there\" is "),
         ("b blocks.1.hook_out if token \"\"", 1, "an empty text is no token"),
         ("continue", 1, "nothing runs yet; `run` begins"),

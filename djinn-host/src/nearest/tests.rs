@@ -1,6 +1,6 @@
 //! Misspelt names.
 
-use super::nearest;
+use super::{last_layer, nearest};
 
 #[test]
 fn misspelt_names_are_found_and_others_are_not() {
@@ -19,4 +19,22 @@ fn misspelt_names_are_found_and_others_are_not() {
         assert_eq!(nearest(word, known), expected, "{word}");
     }
     assert_eq!(nearest(&"v".repeat(1 << 20), known), None);
+}
+
+#[test]
+fn a_layer_beyond_the_last_one_is_told_from_a_wrong_name() {
+    let known =
+        ["embed.hook_out", "blocks.0.hook_out", "blocks.1.hook_out", "model.layers.0", "model.layers.1"];
+    for (name, expected) in [
+        ("blocks.2.hook_out", Some(1)),
+        ("blocks.33.hook_out", Some(1)),
+        ("model.layers.18446744073709551615", Some(1)),
+        ("blocks.1.hook_out", None),
+        ("blocks.2.hook_in", None),
+        ("blocks.-1.hook_out", None),
+        ("embed.hook_out", None),
+        ("", None),
+    ] {
+        assert_eq!(last_layer(name, |name| known.contains(&name)), expected, "{name}");
+    }
 }

@@ -4,7 +4,7 @@ use crate::ApiError;
 use crate::reply::{self, Answered};
 use crate::server::Server;
 use djinn_engine::debug::AttentionPattern;
-use djinn_host::nearest;
+use djinn_host::{last_layer, nearest};
 use djinn_models::printable::one_line;
 use djinn_srg::{Dim, Graph, Hook};
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ fn pattern_point(pattern: &AttentionPattern) -> Value {
 /// The hook point that a request's `param` names. `logits` is a name of the last one.
 ///
 /// # Errors
-/// 400 with a similar name, if there is one.
+/// 400 with what is wrong: the layer, that it is a pattern, or the whole name. Then it has a similar one, if there is one.
 pub(crate) fn find<'a>(
     graph: &'a Graph,
     name: &str,
@@ -63,6 +63,17 @@ pub(crate) fn find<'a>(
 ) -> Result<&'a Hook, ApiError> {
     let own = if name == "logits" { LOGITS } else { name };
     graph.hook(own).ok_or_else(|| {
+        let is_pattern = |name: &str| AttentionPattern::named(graph, name).is_some();
+        if is_pattern(name) {
+            let message = format!(
+                "`{name}` is computed when a paused session is read; breakpoints, steering and the lens take other hooks"
+            );
+            return ApiError::field(param, message);
+        }
+        if let Some(last) = last_layer(name, |name| graph.hook(name).is_some() || is_pattern(name)) {
+            let message = format!("the model has no hook `{}`; its layers are 0 to {last}", one_line(name));
+            return ApiError::field(param, message);
+        }
         let near = nearest(name, graph.hooks.iter().map(|hook| hook.name.as_str()));
         let near = near.map_or_else(String::new, |near| format!(" (near: `{near}`)"));
         let message =

@@ -406,6 +406,23 @@ fn what_cannot_be_is_refused_by_name() {
         None,
         Some("session_not_found"),
     );
+    for (hook, why) in [
+        ("blocks.2.hook_out", "the model has no hook `blocks.2.hook_out`; its layers are 0 to 1"),
+        ("model.layers.30", "the model has no hook `model.layers.30`; its layers are 0 to 1"),
+        (
+            "blocks.2.attn.hook_pattern",
+            "the model has no hook `blocks.2.attn.hook_pattern`; its layers are 0 to 1",
+        ),
+        (
+            "blocks.1.attn.hook_pattern",
+            "`blocks.1.attn.hook_pattern` is computed when a paused session is read",
+        ),
+        ("block.1.hook_out", "the model has no hook `block.1.hook_out` (near: `blocks.1.hook_out`)"),
+    ] {
+        let reply = target.post(&breakpoints, &json!({ "hook": hook }));
+        refused(&reply, 400, Some("hook"), None);
+        assert!(reply.error()["message"].as_str().unwrap().starts_with(why), "{reply:?}");
+    }
     refused(&target.get(&path("refuses", "pause?timeout_ms=60001")), 400, Some("timeout_ms"), None);
     assert_eq!(see(target, "refuses", "pause?timeout_ms=0")["paused_at"], Value::Null);
     let set_zero = json!({ "op": "set", "values": vec![0.0; WIDTH] });

@@ -112,7 +112,10 @@ pub(super) fn stop(words: &mut Words) -> Result<Stop, String> {
             // Only generated tokens have steps.
             "step" => {
                 stop.tokens = TokenKind::Generated;
-                stop.steps = one(words.number("the step")?);
+                stop.steps = match words.number("the step")? {
+                    0 => return Err("steps are counted from 1".to_owned()),
+                    step => one(step),
+                };
             }
             "once" => stop.once = true,
             "if" if words.eat("token") => stop.when = Some(When::Token(words.need("the token's text")?)),
