@@ -50,6 +50,7 @@ pub(super) fn read(fields: &Fields, model: &ServedModel) -> Result<Breakpoint, A
     let ttl = fields.integer("ttl_ms", 1..=u64::MAX)?.map_or(TTL, Duration::from_millis).min(longest);
     let condition = condition(fields, &hook, model)?;
     let filter = Filter { tokens, positions: range(fields, "positions")?, steps: range(fields, "steps")? };
+    let filter = of_generated(filter, fields.get("steps").is_some())?;
     Ok(Breakpoint { hook, filter, condition, pause, capture, hits, ttl: Some(ttl), at_ttl })
 }
 
@@ -61,6 +62,20 @@ fn range(fields: &Fields, name: &'static str) -> Result<Range<u64>, ApiError> {
     match from < to {
         true => Ok(from..to),
         false => Err(ApiError::field(name, format!("`{name}` has nothing from {from} to {to}"))),
+    }
+}
+
+/// Steps are places of generated tokens, so a filter with steps takes no tokens of a prompt.
+fn of_generated(filter: Filter, has_steps: bool) -> Result<Filter, ApiError> {
+    match filter.tokens {
+        _ if !has_steps => Ok(filter),
+        _ if filter.steps.end == 1 => {
+            Err(ApiError::field("steps", "`steps` are counted from 1, and `to` is not among them"))
+        }
+        TokenKind::Prompt => {
+            Err(ApiError::field("steps", "`steps` are places of generated tokens, and `tokens` is prompt"))
+        }
+        TokenKind::Any | TokenKind::Generated => Ok(Filter { tokens: TokenKind::Generated, ..filter }),
     }
 }
 

@@ -19,7 +19,7 @@ pub const BREAKPOINTS: Endpoint = Endpoint {
         yes("positions", "`from` and `to`: tokens of the session, counted from 0, without `to`"),
         yes(
             "steps",
-            "`from` and `to`: places of generated tokens in their turn, counted from 1, without `to`",
+            "`from` and `to`: places of generated tokens in their turn, counted from 1, without `to`; tokens of prompts are left out",
         ),
         yes(
             "condition",

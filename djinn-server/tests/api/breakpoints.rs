@@ -365,6 +365,15 @@ fn conditions_choose_the_tokens() {
     assert_eq!(paused(target, "entropy")["breakpoint"], "bp_2");
     act(target, "entropy", "resume", &json!({}));
     answer.join().unwrap();
+    // Steps are of generated tokens, also where no kind of tokens is named.
+    let at_second = json!({ "hook": END, "steps": { "from": 2, "to": 3 }, "action": "pause_and_capture" });
+    session(target, "at-step", Some(at_second));
+    let answer = ask(target, "at-step", completion(prompt, json!({})));
+    let second = prompt.len() as u64 + 1;
+    assert_eq!(paused(target, "at-step")["positions"], json!({ "from": second, "to": second + 1 }));
+    act(target, "at-step", "resume", &json!({}));
+    assert_eq!(text(&answer.join().unwrap()), plain(prompt, &json!({})));
+    assert_eq!(see(target, "at-step", "captures")["data"][0]["positions"], json!([second]));
 }
 
 #[test]
@@ -378,6 +387,8 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({ "hook": END, "tokens": "some" }), "tokens"),
         (json!({ "hook": END, "positions": { "from": 4, "to": 4 } }), "positions"),
         (json!({ "hook": END, "positions": { "form": 4 } }), "positions.form"),
+        (json!({ "hook": END, "steps": { "to": 1 } }), "steps"),
+        (json!({ "hook": END, "steps": { "from": 1 }, "tokens": "prompt" }), "steps"),
         (json!({ "hook": END, "action": "stop" }), "action"),
         (json!({ "hook": END, "hits": 0 }), "hits"),
         (json!({ "hook": END, "ttl_ms": 0 }), "ttl_ms"),
