@@ -5,8 +5,8 @@ use djinn_device::{Draw, Drawn, choice};
 /// A logit that makes a row unusable.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "the logit of token {token} at position {position} is {logit}; use f32 weights, and if that does not help, get \
-     the model's files anew"
+    "the logit of token {token} at position {position} is {logit}; use f32 weights, or change activations by less if some \
+     were changed; if that does not help, get the model's files anew"
 )]
 pub struct BadLogit {
     /// The token of the logit.

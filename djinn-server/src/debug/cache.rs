@@ -114,6 +114,11 @@ pub(crate) async fn write(
     let graph = named.model.graph();
     let layer = Layer::find(graph, &layer)?;
     let end = paused_at(named.engine()?, graph).await?.positions.start;
+    if end == 0 {
+        let message =
+            "no token is before the paused ones; change those by `attn.k.hook_out` and `attn.v.hook_out`";
+        return Err(ApiError::field("positions", message));
+    }
     let edits = named.model.work(move |_| match body_form(&request.body) {
         BodyForm::Json => Ok(vec![from_json(&request.fields(&CACHE)?, layer, end)?]),
         _ => from_file(request.body.to_vec(), &query, layer, end),
@@ -199,7 +204,9 @@ fn from_json(fields: &Fields, layer: Layer, end: u64) -> Result<KvEdit, ApiError
         Some("add") => KvOp::Add(values(tokens)?),
         Some("scale") => KvOp::Scale(number("factor")?.ok_or_else(|| missing("factor"))?),
         Some("clamp") => match (number("low")?, number("high")?) {
-            (None, None) => return Err(missing("low")),
+            (None, None) => {
+                return Err(ApiError::field("low", "`low` and `high` are missing; give one at least"));
+            }
             (Some(low), Some(high)) if low > high => {
                 return Err(ApiError::field("low", format!("`low` is {low}, above `high`, {high}")));
             }

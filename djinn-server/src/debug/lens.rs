@@ -32,12 +32,15 @@ pub(crate) async fn show(Path(id): Path<String>, query: Pairs, request: ApiReque
     let position = fields.read("position")?.unwrap_or(at.end - 1);
     if !at.contains(&position) {
         let message =
-            format!("position {position} is not among those that are paused, {} to {}", at.start, at.end);
+            format!("position {position} is not among those that are paused, {} to {}", at.start, at.end - 1);
         return Err(ApiError::field("position", message));
     }
     let mut data = Vec::new();
     let row = (position - at.start) as usize * last.columns.1 as usize;
     for (hook, values) in read_all(engine, graph, &chosen, row..row + last.columns.1 as usize).await? {
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(ApiError::field("hooks", format!("the values at `{hook}` are not all finite")));
+        }
         // Only the last token has logits, so it gets the values of the requested one.
         let edits = vec![(last.clone(), at.end - 1..at.end, Edit::set(values))];
         let seen = look(engine, graph, Look { edits, logits: true, ..Look::default() }).await?;

@@ -33,6 +33,8 @@ pub(crate) async fn resume(named: &Named, fields: &Fields) -> Result<(), ApiErro
     let until = until(fields, graph)?;
     let at = paused_at(engine, graph).await?;
     let next = until.map(|until| until.next(graph, &at)).transpose()?;
+    // The session may be lost before anybody asks again, and is then opened without the breakpoints that are used up.
+    super::routes::refresh(named).await;
     match next {
         None => debug(engine, graph, |debugger, id| debugger.resume_until(id, None)).await,
         Some(Next::Later(hook)) => {

@@ -77,8 +77,8 @@ async fn disarm(named: &Named, number: u64) -> bool {
     true
 }
 
-/// Updates the known state of a session's breakpoints, and drops those that are used up.
-async fn refresh(named: &Named) {
+/// Updates the known state of a session's breakpoints.
+pub(super) async fn refresh(named: &Named) {
     let Some(engine) = &named.record.engine else { return };
     let told = debug(engine, named.model.graph(), |debugger, id| debugger.breakpoints(id)).await;
     if let Ok(told) = told {

@@ -502,6 +502,33 @@ fn what_cannot_be_is_refused_by_name() {
     assert_eq!(text(&answer.join().unwrap()), plain("Other words for the pause", &json!({})));
 }
 
+/// Values that a change makes infinite are told as such, and end the turn alone.
+#[test]
+fn changes_that_leave_no_finite_logits_are_told() {
+    let target = shared();
+    session(target, "infinite", Some(json!({ "hook": END })));
+    let answer = ask(target, "infinite", completion("Too much of it", json!({})));
+    paused(target, "infinite");
+    // No token is before the prompt.
+    target.refused(
+        &path("infinite", "kv/0"),
+        &json!({ "op": "scale", "part": "keys", "factor": 2 }),
+        "positions",
+    );
+    let much = json!({ "op": "set", "values": vec![3e38; WIDTH] });
+    act(target, "infinite", "activations/blocks.1.attn.hook_z", &much);
+    let lens = target.post(&path("infinite", "lens"), &json!({ "hooks": [LAST] }));
+    refused(&lens, 400, Some("hooks"), None);
+    assert_eq!(lens.error()["message"], format!("the values at `{LAST}` are not all finite"));
+    act(target, "infinite", "resume", &json!({}));
+    let reply = answer.join().unwrap();
+    assert_eq!(reply.status, 500, "{reply:?}");
+    let message = reply.error()["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("change activations by less if some were changed"), "{message}");
+    let again = ask(target, "infinite", completion("Less of it", json!({}))).join().unwrap();
+    assert_eq!(text(&again), plain("Less of it", &json!({})));
+}
+
 /// Without memory for hooks, or with too little, nothing is armed, and other requests are as before.
 #[test]
 fn memory_for_hooks_is_bounded() {
