@@ -84,6 +84,18 @@ impl Fields {
         Ok(fields)
     }
 
+    /// The same, if the endpoint lists them all: where a misspelt field would change a result unseen.
+    ///
+    /// # Errors
+    /// 400 that names the first other one.
+    pub(crate) fn only_of(self, endpoint: &Endpoint) -> Result<Self, ApiError> {
+        let known: Vec<&str> = endpoint.fields.iter().map(|field| field.name).collect();
+        match unknown(&self.fields, &known) {
+            None => Ok(self),
+            Some((name, why)) => Err(ApiError::field(name.clone(), format!("`{name}` {why}"))),
+        }
+    }
+
     /// A field's value; null counts as absent.
     pub(crate) fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
@@ -131,6 +143,13 @@ impl Fields {
     pub(crate) fn flag(&self, name: &'static str) -> Result<bool, ApiError> {
         Ok(self.read(name)?.unwrap_or(false))
     }
+}
+
+/// The first field that is not in `known`, and what to say of it.
+fn unknown(fields: &Map<String, Value>, known: &[&str]) -> Option<(String, String)> {
+    let name = fields.keys().find(|name| !known.contains(&name.as_str()))?;
+    let name = djinn_models::printable::one_line(name).to_string();
+    Some((name, format!("is unknown; known are {}", known.join(", "))))
 }
 
 /// Whether these are at most `most` stop strings, of 1 to [`LONGEST_STOP`] bytes each.
@@ -269,12 +288,9 @@ impl Part {
     /// # Errors
     /// 400 that names the first.
     pub(crate) fn only(&self, known: &[&str]) -> Result<(), ApiError> {
-        match self.fields.keys().find(|name| !known.contains(&name.as_str())) {
+        match unknown(&self.fields, known) {
             None => Ok(()),
-            Some(name) => {
-                let name = djinn_models::printable::one_line(name);
-                Err(self.wrong(&name, format_args!("is unknown; known are {}", known.join(", "))))
-            }
+            Some((name, why)) => Err(self.wrong(&name, why)),
         }
     }
 }

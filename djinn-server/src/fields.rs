@@ -48,7 +48,7 @@ pub struct Endpoint {
     pub method: &'static str,
     /// Its path.
     pub path: &'static str,
-    /// The known fields. Others are ignored.
+    /// The known fields. Others are ignored, or refused where they would change a result unseen.
     pub fields: &'static [RequestField],
 }
 
@@ -542,7 +542,8 @@ pub const ENDPOINTS: &[Endpoint] = &[
 pub fn document() -> String {
     let mut page = String::from(
         "# Fields of requests\n\nEvery field of every request, and what becomes of it. A refused field is answered with \
-         status 400 and its name in `param`, unless it is null or neutral. Fields that are not listed are ignored. This \
+         status 400 and its name in `param`, unless it is null or neutral. Fields that are not listed are ignored; requests \
+         that set breakpoints, change a paused session, read its lens or resume it refuse them. This \
          page is made by `cargo run -p djinn-server --example fields`.\n",
     );
     for endpoint in ENDPOINTS {

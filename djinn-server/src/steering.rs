@@ -11,7 +11,9 @@ mod store;
 
 pub(crate) use apply::{HookRoom, Steered};
 pub use apply::{SteeredTokens, SteeringAlgorithm, VectorUse};
-pub(crate) use parse::{BodyForm, ReadTensor, check_values, form as body_form, one_tensor, tensor_of};
+pub(crate) use parse::{
+    BodyForm, ReadTensor, check_rows, check_values, form as body_form, one_tensor, tensor_of,
+};
 pub(crate) use store::SteeringStore;
 
 use djinn_srg::Hook;

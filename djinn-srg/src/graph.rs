@@ -9,6 +9,7 @@ pub use builder::{GraphBuilder, GraphError, Heads, Routing};
 use crate::{Lifecycle, Op, Value, ValueId};
 use serde::Serialize;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Index of a [`Node`] in its graph; also its place in the execution order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -71,6 +72,23 @@ pub struct Hook {
     pub after: NodeId,
     /// The first column, and how many.
     pub columns: (u64, u64),
+}
+
+impl Hook {
+    /// Some columns of the values at this point, counted from its first one; `None` if it does not have them all.
+    pub fn part(&self, columns: Range<u64>) -> Option<Self> {
+        let (first, count) = self.columns;
+        let is_within = columns.start < columns.end && columns.end <= count;
+        is_within
+            .then(|| Hook { columns: (first + columns.start, columns.end - columns.start), ..self.clone() })
+    }
+
+    /// Whether this is the whole of another hook, or [part](Self::part) of it.
+    pub fn is_part_of(&self, other: &Self) -> bool {
+        let (first, end) = (self.columns.0, self.columns.0 + self.columns.1);
+        let is_within = first >= other.columns.0 && first < end && end <= other.columns.0 + other.columns.1;
+        is_within && *other == Hook { columns: other.columns, ..self.clone() }
+    }
 }
 
 impl Graph {

@@ -10,7 +10,7 @@ use crate::reply::{self, Answered};
 use crate::request::Pairs;
 use crate::server::ApiRequest;
 use crate::sessions::Named;
-use crate::steering::{BodyForm, body_form, check_values, one_tensor};
+use crate::steering::{BodyForm, body_form, check_rows, one_tensor};
 use axum::extract::Path;
 use djinn_engine::Edit;
 use djinn_engine::debug::{AttentionPattern, Debugger, Look, Looked};
@@ -19,6 +19,9 @@ use djinn_srg::Hook;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::ops::Range;
+
+/// The most changes, each of adjacent columns of adjacent tokens, that one request makes.
+const MOST_EDITS: usize = 1024;
 
 /// Answers `GET /v1/sessions/{id}/activations/{hook}`.
 pub(crate) async fn read(named: Named, Path((_, hook)): Path<(String, String)>, query: Pairs) -> Answered {
@@ -76,7 +79,9 @@ pub(crate) async fn write(
     let at = paused_at(engine, graph).await?;
     let width = hook.columns.1 as usize;
     let read = named.model.work(move |_| match body_form(&request.body) {
-        BodyForm::Json => Ok(Written { fields: request.fields(&ACTIVATIONS)?, values: None }),
+        BodyForm::Json => {
+            Ok(Written { fields: request.fields(&ACTIVATIONS)?.only_of(&ACTIVATIONS)?, values: None })
+        }
         _ => {
             let fields = Fields::of_query(&query, &ACTIVATIONS)?;
             Ok(Written { fields, values: Some(one_tensor(request.body.to_vec(), "values", width)?) })
@@ -89,16 +94,15 @@ pub(crate) async fn write(
     if hooks::of_logits(graph, &hook) {
         all.start = all.end - 1;
     }
-    let runs = written.positions(&all)?;
-    let edits = written.edits(&hook, &op, runs)?;
-    let tokens: u64 = edits.iter().map(|(run, _)| run.end - run.start).sum();
-    let name = hook.name.clone();
+    let runs = written.positions(&at.positions, &all)?;
+    let tokens: u64 = runs.iter().map(|run| run.end - run.start).sum();
+    let edits = written.edits(&hook, &op, &runs)?;
     let write = move |debugger: &mut dyn Debugger, id| {
-        edits.into_iter().try_for_each(|(run, edit)| debugger.edit(id, hook.clone(), run, edit))
+        edits.into_iter().try_for_each(|(hook, run, edit)| debugger.edit(id, hook, run, edit))
     };
     debug(engine, graph, write).await?;
     named.touch();
-    reply::ok(&json!({ "object": "edit", "hook": name, "op": op, "tokens": tokens }))
+    reply::ok(&json!({ "object": "edit", "hook": hook.name, "op": op, "tokens": tokens }))
 }
 
 /// A change that a client requests.
@@ -121,34 +125,49 @@ impl Written {
         }
     }
 
-    /// The tokens among `all`, as ascending runs of positions.
-    fn positions(&self, all: &Range<u64>) -> Result<Vec<Range<u64>>, ApiError> {
-        let outside = |position: u64| {
-            let message = format!(
-                "position {position} is not among those that are paused, {} to {}",
-                all.start, all.end
-            );
-            ApiError::field("positions", message)
-        };
-        let runs = match self.fields.get("positions") {
+    /// The tokens among `all`, those of the `paused` ones that have values at the hook, as ascending runs of positions.
+    fn positions(&self, paused: &Range<u64>, all: &Range<u64>) -> Result<Vec<Range<u64>>, ApiError> {
+        self.runs("positions", all, |position| match paused.contains(&position) {
+            true => format!("only position {} has values at this hook, the last that is paused", all.start),
+            false => {
+                let (first, last) = (paused.start, paused.end - 1);
+                format!("position {position} is not among those that are paused, {first} to {last}")
+            }
+        })
+    }
+
+    /// The columns of the hook, as parts of it in ascending order.
+    fn columns(&self, hook: &Hook) -> Result<Vec<Hook>, ApiError> {
+        let last = hook.columns.1 - 1;
+        let outside = |column: u64| format!("`{}` has columns 0 to {last}, not {column}", hook.name);
+        let runs = self.runs("columns", &(0..hook.columns.1), outside)?;
+        Ok(runs.into_iter().filter_map(|run| hook.part(run)).collect())
+    }
+
+    /// What a list, or an object with `from` and `to`, chooses of `all`, as ascending runs; all of it, if the field is
+    /// absent.
+    fn runs(
+        &self,
+        name: &'static str,
+        all: &Range<u64>,
+        outside: impl Fn(u64) -> String,
+    ) -> Result<Vec<Range<u64>>, ApiError> {
+        let wrong = |message: String| ApiError::field(name, message);
+        let runs = match self.fields.get(name) {
             None => vec![all.clone()],
             Some(list @ Value::Array(_)) => {
-                let list = Vec::<u64>::deserialize(list).map_err(|error| {
-                    ApiError::field("positions", format!("`positions`: {}", in_words(&error)))
-                })?;
+                let list = Vec::<u64>::deserialize(list)
+                    .map_err(|error| wrong(format!("`{name}`: {}", in_words(&error))))?;
                 if list.is_empty() || !list.is_sorted_by(|a, b| a < b) {
-                    return Err(ApiError::field(
-                        "positions",
-                        "`positions` must ascend, and hold one at least",
-                    ));
+                    return Err(wrong(format!("`{name}` must ascend, and hold one at least")));
                 }
-                if let Some(&position) = list.iter().find(|position| !all.contains(position)) {
-                    return Err(outside(position));
+                if let Some(&one) = list.iter().find(|one| !all.contains(one)) {
+                    return Err(wrong(outside(one)));
                 }
                 list.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[0] + run.len() as u64).collect()
             }
             Some(_) => {
-                let part = Part::of(&self.fields, "positions")?;
+                let part = Part::of(&self.fields, name)?;
                 part.only(&["from", "to"])?;
                 let (from, to) = (part.read("from")?, part.read("to")?);
                 let run = from.unwrap_or(all.start)..to.unwrap_or(all.end);
@@ -157,23 +176,21 @@ impl Written {
         };
         for run in &runs {
             if run.is_empty() {
-                let message = format!("there is nothing from {} to {}", run.start, run.end);
-                return Err(ApiError::field("positions", message));
+                return Err(wrong(format!("there is nothing from {} to {}", run.start, run.end)));
             }
-            let wrong = [run.start, run.end - 1].into_iter().find(|position| !all.contains(position));
-            wrong.map_or(Ok(()), |position| Err(outside(position)))?;
+            let one = [run.start, run.end - 1].into_iter().find(|one| !all.contains(one));
+            one.map_or(Ok(()), |one| Err(wrong(outside(one))))?;
         }
         Ok(runs)
     }
 
-    /// Values for `tokens` tokens: a row, or one for each.
-    fn values(&self, hook: &Hook, tokens: usize) -> Result<Vec<f32>, ApiError> {
+    /// Values for `tokens` tokens: a row of `width`, or one for each.
+    fn values(&self, hook: &Hook, width: usize, tokens: usize) -> Result<Vec<f32>, ApiError> {
         let wrong = |error: &dyn std::fmt::Display| ApiError::field("values", format!("`values`: {error}"));
         let values = match (&self.values, self.fields.get("values")) {
             (Some(values), _) => values.clone(),
             (None, None) => return Err(ApiError::field("values", "`values` is missing")),
             (None, Some(Value::Array(rows))) if rows.first().is_some_and(Value::is_array) => {
-                let width = hook.columns.1 as usize;
                 let mut all = Vec::new();
                 for (at, row) in rows.iter().enumerate() {
                     let row = Vec::<f32>::deserialize(row).map_err(|error| wrong(&in_words(&error)))?;
@@ -188,7 +205,7 @@ impl Written {
                 Vec::<f32>::deserialize(values).map_err(|error| wrong(&in_words(&error)))?
             }
         };
-        check_values(hook, &values, tokens, "values")?;
+        check_rows(&hook.name, width, &values, tokens, "values")?;
         Ok(values)
     }
 
@@ -196,14 +213,20 @@ impl Written {
         self.fields.number(name, f32::MIN..=f32::MAX)
     }
 
-    /// The change for each run of tokens.
+    /// The change of each part of the hook, for each run of tokens.
     fn edits(
         &self,
         hook: &Hook,
         op: &str,
-        runs: Vec<Range<u64>>,
-    ) -> Result<Vec<(Range<u64>, Edit)>, ApiError> {
-        let width = hook.columns.1 as usize;
+        runs: &[Range<u64>],
+    ) -> Result<Vec<(Hook, Range<u64>, Edit)>, ApiError> {
+        let parts = self.columns(hook)?;
+        if parts.len() * runs.len() > MOST_EDITS {
+            let message =
+                format!("`columns` and `positions` make more than {MOST_EDITS} changes; send several");
+            return Err(ApiError::field("columns", message));
+        }
+        let width = parts.iter().map(|part| part.columns.1 as usize).sum();
         let tokens = runs.iter().map(|run| (run.end - run.start) as usize).sum();
         let allowed: &[&str] = match op {
             "set" => &["values"],
@@ -218,14 +241,15 @@ impl Written {
         {
             return Err(ApiError::field(name, format!("`{name}` means nothing for `{op}`")));
         }
-        let same = |edit: Edit| runs.iter().map(|run| (run.clone(), edit.clone())).collect::<Vec<_>>();
+        let each = || runs.iter().flat_map(|run| parts.iter().map(move |part| (part.clone(), run.clone())));
+        let same = |edit: Edit| each().map(|(part, run)| (part, run, edit.clone())).collect::<Vec<_>>();
         let missing = |name: &'static str| ApiError::field(name, format!("`{name}` is missing"));
         match op {
             "scale" => Ok(same(Edit::scale(self.number("factor")?.ok_or_else(|| missing("factor"))?))),
             "clamp" => {
                 let (low, high) = (self.number("low")?, self.number("high")?);
                 if low.is_none() && high.is_none() {
-                    return Err(missing("low"));
+                    return Err(ApiError::field("low", "`low` and `high` are missing; give one at least"));
                 }
                 let (low, high) = (low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY));
                 match low <= high {
@@ -233,15 +257,18 @@ impl Written {
                     false => Err(ApiError::field("low", format!("`low` is {low}, above `high`, {high}"))),
                 }
             }
+            "project_out" if parts.len() > 1 => {
+                Err(ApiError::field("columns", "`columns` of `project_out` must have no gaps"))
+            }
             "project_out" => {
-                let direction = self.values(hook, 1)?;
+                let direction = self.values(hook, width, 1)?;
                 match direction.iter().any(|&value| value != 0.0) {
                     true => Ok(same(Edit::along(direction, -1.0))),
                     false => Err(ApiError::field("values", "a direction of length 0 is none")),
                 }
             }
             op => {
-                let values = self.values(hook, tokens)?;
+                let values = self.values(hook, width, tokens)?;
                 let strength = self.number("strength")?.unwrap_or(1.0);
                 if values.iter().any(|value| !(value * strength).is_finite()) {
                     return Err(ApiError::field("strength", format!("{strength} makes values infinite")));
@@ -250,15 +277,19 @@ impl Written {
                     "set" => Edit::set(values),
                     _ => Edit::add(values, strength),
                 };
-                if values.len() == width {
-                    return Ok(same(edit(values)));
-                }
-                let mut rest = values.as_slice();
-                let mut edits = Vec::new();
+                let is_one_row = values.len() == width;
+                let (mut row, mut edits) = (0, Vec::new());
                 for run in runs {
-                    let (own, more) = rest.split_at((run.end - run.start) as usize * width);
-                    edits.push((run, edit(own.to_vec())));
-                    rest = more;
+                    let count = if is_one_row { 1 } else { (run.end - run.start) as usize };
+                    let rows = &values[row * width..(row + count) * width];
+                    let mut column = 0;
+                    for part in &parts {
+                        let next = column + part.columns.1 as usize;
+                        let own = rows.chunks_exact(width).flat_map(|row| &row[column..next]);
+                        edits.push((part.clone(), run.clone(), edit(own.copied().collect())));
+                        column = next;
+                    }
+                    row += if is_one_row { 0 } else { count };
                 }
                 Ok(edits)
             }

@@ -120,7 +120,7 @@ pub(crate) async fn write(
         return Err(ApiError::field("positions", message));
     }
     let edits = named.model.work(move |_| match body_form(&request.body) {
-        BodyForm::Json => Ok(vec![from_json(&request.fields(&CACHE)?, layer, end)?]),
+        BodyForm::Json => Ok(vec![from_json(&request.fields(&CACHE)?.only_of(&CACHE)?, layer, end)?]),
         _ => from_file(request.body.to_vec(), &query, layer, end),
     });
     let edits = edits.await?;

@@ -23,7 +23,7 @@ const MOST_HOOKS: usize = 1024;
 /// Answers `POST /v1/sessions/{id}/lens`.
 pub(crate) async fn show(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
-    let fields = request.fields_or_none(&LENS)?;
+    let fields = request.fields_or_none(&LENS)?.only_of(&LENS)?;
     let (engine, graph) = (named.engine()?, named.model.graph());
     let last = ends(graph).pop().ok_or_else(|| ApiError::invalid("the model has no blocks"))?;
     let chosen = chosen(&fields, graph, last)?;

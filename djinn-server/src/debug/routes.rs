@@ -25,7 +25,7 @@ const LONGEST_WAIT: u64 = 60_000;
 /// Answers `POST /v1/sessions/{id}/breakpoints`.
 pub(crate) async fn set(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
-    let fields = request.fields(&BREAKPOINTS)?;
+    let fields = request.fields(&BREAKPOINTS)?.only_of(&BREAKPOINTS)?;
     let breakpoint = breakpoint::read(&fields, &named.model)?;
     let armed = arm(&named, breakpoint).await?;
     Ok(reply::json(StatusCode::CREATED, &armed.json()))

@@ -53,6 +53,11 @@ pub const ACTIVATIONS: Endpoint = Endpoint {
             "positions",
             "a list of tokens of the session, or `from` and `to`; all that are paused, if not given",
         ),
+        yes(
+            "columns",
+            "a list of columns, or `from` and `to`, without `to`, such as those of a head or a neuron; all, if not given. \
+             `values` are then of these columns",
+        ),
     ],
 };
 

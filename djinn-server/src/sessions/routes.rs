@@ -296,11 +296,11 @@ pub(crate) async fn act(
             }
         }
         "resume" if !named.record.paused => {
-            let fields = request.fields_or_none(&RESUME)?;
+            let fields = request.fields_or_none(&RESUME)?.only_of(&RESUME)?;
             debug::resume(&named, &fields).await?;
         }
         "resume" => {
-            let fields = request.fields_or_none(&RESUME)?;
+            let fields = request.fields_or_none(&RESUME)?.only_of(&RESUME)?;
             if fields.get("until").is_some() {
                 let message =
                     "`until` is for a session that is paused at a breakpoint; its client holds this one";

@@ -205,7 +205,18 @@ pub(crate) fn check_values(
     tokens: usize,
     param: impl Into<Cow<'static, str>>,
 ) -> Result<(), ApiError> {
-    let (param, width, count) = (param.into(), hook.columns.1 as usize, values.len());
+    check_rows(&hook.name, hook.columns.1 as usize, values, tokens, param)
+}
+
+/// As [`check_values`], for rows of `width` values at the hook of this name.
+pub(crate) fn check_rows(
+    hook: &str,
+    width: usize,
+    values: &[f32],
+    tokens: usize,
+    param: impl Into<Cow<'static, str>>,
+) -> Result<(), ApiError> {
+    let (param, count) = (param.into(), values.len());
     if let Some(at) = values.iter().position(|value| !value.is_finite()) {
         let message = format!("`{param}`: value {at} is {}; all must be finite", values[at]);
         return Err(ApiError::field(param, message));
@@ -213,7 +224,7 @@ pub(crate) fn check_values(
     if count != width && count != width * tokens {
         let each =
             if tokens == 1 { String::new() } else { format!(", or {} for {tokens} tokens", width * tokens) };
-        let message = format!("`{param}` has {count} values, and `{}` takes {width}{each}", hook.name);
+        let message = format!("`{param}` has {count} values, and `{hook}` takes {width}{each}");
         return Err(ApiError::field(param, message));
     }
     Ok(())

@@ -388,6 +388,7 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({ "hook": END, "positions": { "from": 4, "to": 4 } }), "positions"),
         (json!({ "hook": END, "positions": { "form": 4 } }), "positions.form"),
         (json!({ "hook": END, "steps": { "to": 1 } }), "steps"),
+        (json!({ "hook": END, "postions": { "from": 4 } }), "postions"),
         (json!({ "hook": END, "steps": { "from": 1 }, "tokens": "prompt" }), "steps"),
         (json!({ "hook": END, "action": "stop" }), "action"),
         (json!({ "hook": END, "hits": 0 }), "hits"),
@@ -405,18 +406,6 @@ fn what_cannot_be_is_refused_by_name() {
     ] {
         target.refused(&breakpoints, &body, param);
     }
-    refused(
-        &target.send("DELETE", &format!("{breakpoints}/bp_7"), b""),
-        404,
-        None,
-        Some("breakpoint_not_found"),
-    );
-    refused(
-        &target.post(&path("nobody", "breakpoints"), &json!({ "hook": END })),
-        404,
-        None,
-        Some("session_not_found"),
-    );
     for (hook, why) in [
         ("blocks.2.hook_out", "the model has no hook `blocks.2.hook_out`; its layers are 0 to 1"),
         ("model.layers.30", "the model has no hook `model.layers.30`; its layers are 0 to 1"),
@@ -434,6 +423,18 @@ fn what_cannot_be_is_refused_by_name() {
         refused(&reply, 400, Some("hook"), None);
         assert!(reply.error()["message"].as_str().unwrap().starts_with(why), "{reply:?}");
     }
+    refused(
+        &target.send("DELETE", &format!("{breakpoints}/bp_7"), b""),
+        404,
+        None,
+        Some("breakpoint_not_found"),
+    );
+    refused(
+        &target.post(&path("nobody", "breakpoints"), &json!({ "hook": END })),
+        404,
+        None,
+        Some("session_not_found"),
+    );
     refused(&target.get(&path("refuses", "pause?timeout_ms=60001")), 400, Some("timeout_ms"), None);
     assert_eq!(see(target, "refuses", "pause?timeout_ms=0")["paused_at"], Value::Null);
     let set_zero = json!({ "op": "set", "values": vec![0.0; WIDTH] });
@@ -465,6 +466,12 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({ "op": "clamp" }), "low"),
         (json!({ "op": "clamp", "low": 2, "high": 1 }), "low"),
         (json!({ "op": "project_out", "values": vec![0.0; WIDTH] }), "values"),
+        (json!({ "op": "scale", "factor": 2, "postions": [1] }), "postions"),
+        (json!({ "op": "scale", "factor": 2, "columns": [WIDTH] }), "columns"),
+        (json!({ "op": "scale", "factor": 2, "columns": { "from": 2, "to": 2 } }), "columns"),
+        (json!({ "op": "scale", "factor": 2, "columns": [3, 3] }), "columns"),
+        (json!({ "op": "set", "columns": [3, 5], "values": [1.0, 1.0, 1.0] }), "values"),
+        (json!({ "op": "project_out", "columns": [3, 5], "values": [1.0, 1.0] }), "columns"),
         (json!({ "op": "scale", "factor": 2, "positions": [9999] }), "positions"),
         (json!({ "op": "scale", "factor": 2, "positions": [u64::MAX] }), "positions"),
         (json!({ "op": "scale", "factor": 2, "positions": [2, 1] }), "positions"),
@@ -472,6 +479,23 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({ "op": "scale", "factor": 2, "positions": { "from": 3, "to": 3 } }), "positions"),
     ] {
         target.refused(&activation, &body, param);
+    }
+    for (hook, body, why) in [
+        (END, json!({ "op": "clamp" }), "`low` and `high` are missing"),
+        (
+            END,
+            json!({ "op": "scale", "factor": 2, "positions": [25] }),
+            "position 25 is not among those that are paused, 1 to 24",
+        ),
+        (
+            "logits",
+            json!({ "op": "scale", "factor": 2, "positions": [3] }),
+            "only position 24 has values at this hook",
+        ),
+    ] {
+        let reply = target.post(&path("refuses", &format!("activations/{hook}")), &body);
+        assert_eq!(reply.status, 400, "{reply:?}");
+        assert!(reply.error()["message"].as_str().unwrap().starts_with(why), "{reply:?}");
     }
     refused(&target.get(&path("refuses", "activations/blocks.0.hook_outt")), 400, Some("hook"), None);
     refused(&target.get(&format!("{activation}?format=npz")), 400, Some("format"), None);
@@ -482,6 +506,8 @@ fn what_cannot_be_is_refused_by_name() {
         None,
     );
     target.refused(&path("refuses", "lens"), &json!({ "top": 0 }), "top");
+    target.refused(&path("refuses", "lens"), &json!({ "topp": 3 }), "topp");
+    target.refused(&path("refuses", "resume"), &json!({ "til": "next_layer" }), "til");
     // The residual stream alone, although others have as many values.
     let residual = ["blocks.0.hook_in", "blocks.0.hook_resid_mid", "embed.hook_out", "model.layers.1"];
     let lens = act(target, "refuses", "lens", &json!({ "hooks": residual }));
@@ -500,6 +526,91 @@ fn what_cannot_be_is_refused_by_name() {
     target.refused(&path("refuses", "resume"), &json!({ "until": { "hook": "none" } }), "until.hook");
     act(target, "refuses", "resume", &json!({}));
     assert_eq!(text(&answer.join().unwrap()), plain("Other words for the pause", &json!({})));
+}
+
+/// What becomes of a value, by its token and column.
+type Change = Box<dyn Fn(&mut f32, usize, usize)>;
+
+/// A head, some neurons, some logits: columns are changed as if the whole rows were read, changed and set.
+#[test]
+fn columns_are_changed_and_no_others() {
+    let target = shared();
+    let prompt = "Some columns change";
+    session(target, "columns", Some(json!({ "hook": END })));
+    let answer = ask(target, "columns", completion(prompt, json!({})));
+    let tokens = paused(target, "columns")["positions"]["to"].as_u64().unwrap() as usize;
+    for hook in
+        ["blocks.1.attn.hook_q", "blocks.1.attn.hook_v", "blocks.1.attn.hook_z", "blocks.1.mlp.hook_post"]
+    {
+        let name = format!("activations/{hook}");
+        let mut expected = rows(&see(target, "columns", &name));
+        let width = expected[0].len();
+        let some = [1, 2, 3, width - 1];
+        let changes: [(Value, Change); 5] = [
+            (
+                json!({ "op": "scale", "factor": 0, "columns": { "to": 4 } }),
+                Box::new(|x, _, column| {
+                    if column < 4 {
+                        *x = 0.0;
+                    }
+                }),
+            ),
+            (json!({ "op": "set", "columns": some, "values": [1.0, 2.0, 3.0, 4.0], "positions": [0, 2] }), {
+                Box::new(move |x, token, column| {
+                    if let (true, Some(at)) =
+                        ([0, 2].contains(&token), some.iter().position(|&one| one == column))
+                    {
+                        *x = at as f32 + 1.0;
+                    }
+                })
+            }),
+            (
+                json!({ "op": "add", "columns": [2, 4], "positions": [0, 2], "strength": 2, "values": [[1, 2], [3, 4]] }),
+                {
+                    Box::new(|x, token, column| match (token, column) {
+                        (0, 2) => *x += 2.0,
+                        (0, 4) => *x += 4.0,
+                        (2, 2) => *x += 6.0,
+                        (2, 4) => *x += 8.0,
+                        _ => {}
+                    })
+                },
+            ),
+            (
+                json!({ "op": "set", "columns": [5], "values": (0..tokens).map(|token| [token]).collect::<Vec<_>>() }),
+                {
+                    Box::new(|x, token, column| {
+                        if column == 5 {
+                            *x = token as f32;
+                        }
+                    })
+                },
+            ),
+            (
+                json!({ "op": "clamp", "low": 0.25, "columns": { "from": width - 2 } }),
+                Box::new(move |x, _, column| {
+                    if column >= width - 2 {
+                        *x = x.max(0.25);
+                    }
+                }),
+            ),
+        ];
+        for (body, change) in changes {
+            act(target, "columns", &name, &body);
+            for (token, row) in expected.iter_mut().enumerate() {
+                row.iter_mut().enumerate().for_each(|(column, x)| change(x, token, column));
+            }
+            assert_eq!(rows(&see(target, "columns", &name)), expected, "{hook}: {body}");
+        }
+        let direction = json!({ "op": "project_out", "values": [0, 2], "columns": { "from": 1, "to": 3 } });
+        act(target, "columns", &name, &direction);
+        expected.iter_mut().for_each(|row| row[2] = 0.0);
+        assert_eq!(rows(&see(target, "columns", &name)), expected, "{hook}");
+    }
+    // Of the logits, one token's.
+    act(target, "columns", "activations/logits", &json!({ "op": "set", "values": [99], "columns": [65] }));
+    act(target, "columns", "resume", &json!({}));
+    assert!(text(&answer.join().unwrap()).starts_with('A'));
 }
 
 /// Values that a change makes infinite are told as such, and end the turn alone.

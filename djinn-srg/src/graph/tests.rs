@@ -185,3 +185,23 @@ fn constants_are_exported() {
     let json = export(attention.op.clone());
     assert_eq!((&json["window"], &json["alibi"]), (&serde_json::json!(7), &serde_json::json!(true)));
 }
+
+#[test]
+fn a_part_of_a_hook_lies_within_it() {
+    let hook = Hook {
+        name: "blocks.0.attn.hook_k".to_owned(),
+        value: ValueId(3),
+        after: NodeId(5),
+        columns: (64, 16),
+    };
+    let part = hook.part(4..8).unwrap();
+    assert_eq!((part.columns, part.part(1..2).unwrap().columns), ((68, 4), (69, 1)));
+    assert!(part.is_part_of(&hook) && hook.is_part_of(&hook) && !hook.is_part_of(&part));
+    for columns in [4..4, 15..17, 16..17] {
+        assert_eq!(hook.part(columns.clone()), None, "{columns:?}");
+    }
+    for columns in [(63, 2), (79, 2), (64, 0)] {
+        assert!(!Hook { columns, ..hook.clone() }.is_part_of(&hook), "{columns:?}");
+    }
+    assert!(!Hook { after: NodeId(6), ..part }.is_part_of(&hook));
+}
