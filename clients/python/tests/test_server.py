@@ -112,6 +112,37 @@ def test_changes_are_seen_by_later_hooks(client: Djinn) -> None:
     assert p.turn is not None and len(p.turn.result(60).text) == 12
 
 
+def test_columns_are_changed_alone(client: Djinn) -> None:
+    with client.session().pause_at(HOOKS[0], PROMPT, **FIELDS) as p:
+        hook = "blocks.0.attn.hook_z"
+        z = p.read(hook).copy()
+        p.scale(0, hook=hook, columns=range(8, 16), positions=p.hit_positions[1:])
+        z[1:, 8:16] = 0
+        assert (p.read(hook) == z).all()
+        neurons = [1, 2, 30]
+        p.set(np.arange(3), hook="blocks.1.mlp.hook_post", columns=neurons)
+        assert (p.read("blocks.1.mlp.hook_post")[:, neurons] == np.arange(3)).all()
+
+
+def test_tokens_and_logits_without_a_session(client: Djinn) -> None:
+    tokens = client.tokenize(PROMPT, model="tiny")
+    assert client.detokenize(tokens, model="tiny") == PROMPT
+    logits = client.logits(tokens, model="tiny")
+    with client.session().pause_at("unembed.hook_out", tokens, **FIELDS) as p:
+        assert p.token_ids == tokens and p.hit_positions == [len(tokens) - 1]
+        np.testing.assert_allclose(logits[-1], p.logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_erased_has_no_part_along_the_vector(client: Djinn) -> None:
+    direction = np.linspace(-1, 1, 48)
+    client.steering.put("erased", direction, hook=HOOKS[0])
+    session = client.session()
+    session.steer(Vector("erased", algorithm="erase"))
+    with session.pause_at(HOOKS[0], PROMPT, **FIELDS) as p:
+        assert np.abs(p.activation @ direction).max() < 1e-3 < np.abs(p.activation).max()
+    client.steering.delete("erased")
+
+
 def test_a_forks_continuations_differ_by_the_change_alone(client: Djinn) -> None:
     with client.session().pause_at(HOOKS[0], PROMPT, **FIELDS) as p:
         with p.fork() as same, p.fork() as other:

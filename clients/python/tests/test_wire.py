@@ -53,6 +53,8 @@ def test_hooks_are_of_the_first_model_if_none_is_named(fake: Fake) -> None:
     hook = {"name": "embed.hook_out", "aliases": ["hook_embed"], "shape": ["tokens", 64], "dtype": "float32"}
     fake.on("GET", "/v1/models/org/model/hooks", {"data": [hook | {"writable": True}]})
     assert fake.client.hooks() == [djinn.Hook("embed.hook_out", ("hook_embed",), 64, True)]
+    pattern = hook | {"shape": [9, "tokens", "keys"], "writable": False, "logits_only": True, "paused_only": True}
+    assert djinn.Hook.of(pattern) == djinn.Hook("embed.hook_out", ("hook_embed",), 0, False, True, True)
     assert fake.requests[-1].url.raw_path == b"/v1/models/org%2Fmodel/hooks"
 
 
@@ -71,6 +73,10 @@ def test_a_breakpoint_says_what_was_asked_and_no_more(fake: Fake) -> None:
     }
     with pytest.raises(ValueError, match="ones"):
         fake.session.breakpoint("embed.hook_out", positions=range(0, 9, 2))
+    wrong: Any
+    for wrong in ([3, 5], [4], (4,), 4):
+        with pytest.raises(TypeError, match="a range, or a tuple of from and to"):
+            fake.session.breakpoint("embed.hook_out", positions=wrong)
 
 
 @pytest.mark.parametrize(("condition", "wanted"), [
@@ -204,6 +210,10 @@ def test_changes(fake: Fake) -> None:
         (lambda: stopped.scale(0, positions=[4]), {"op": "scale", "factor": 0, "positions": [4]}),
         (lambda: stopped.clamp(high=1), {"op": "clamp", "high": 1}),
         (lambda: stopped.project_out([0, 1, 0]), {"op": "project_out", "values": [0, 1, 0]}),
+        (lambda: stopped.scale(0, columns=range(1, 3)), {"op": "scale", "factor": 0, "columns": [1, 2]}),
+        (lambda: stopped.set([[5], [6]], columns=np.array([2])), {"op": "set", "values": [[5], [6]], "columns": [2]}),
+        (lambda: stopped.set(7, columns=[2], positions=np.array([4])),
+         {"op": "set", "values": [7], "columns": [2], "positions": [4]}),
     ]
     for change, wanted in changes:
         assert change() == 2
@@ -212,6 +222,32 @@ def test_changes(fake: Fake) -> None:
     request = fake.requests[-1]
     assert (request.url.params["op"], request.headers["content-type"]) == ("set", "application/x-safetensors")
     assert arrays.unpack(request.content)[0]["values"].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_changes_of_other_shapes_are_refused_before_they_are_sent(fake: Fake) -> None:
+    stopped = pause(fake)
+    batch = np.ones((1, 2, 3))
+    for change in (lambda: stopped.set(batch), lambda: stopped.add(batch, 2.0)):
+        with pytest.raises(ValueError, match=r"not of shape \(1, 2, 3\); there is no batch"):
+            change()
+    for change in (lambda: stopped.project_out(np.ones((1, 3))), lambda: fake.client.steering.put("v", {1: [[1.0]]})):
+        with pytest.raises(ValueError, match=r"a vector is \[width\]"):
+            change()
+    with pytest.raises(TypeError):
+        stopped.scale(0, positions=[1.5])  # type: ignore[list-item]
+    assert fake.sent("POST", f"{AT}/activations/blocks.1.hook_out") == []
+
+
+def test_texts_and_tokens(fake: Fake) -> None:
+    fake.on("POST", "/tokenize", {"tokens": [5, 6], "count": 2})
+    assert fake.client.tokenize("hi", model="m") == [5, 6]
+    assert fake.body("POST", "/tokenize") == {"prompt": "hi", "model": "m"}
+    fake.on("POST", "/detokenize", {"prompt": "hi"})
+    assert fake.client.detokenize(np.array([5, 6])) == "hi"
+    assert fake.body("POST", "/detokenize") == {"tokens": [5, 6]}
+    fake.on("POST", "/v1/logits", {"logits": [[0.5, 1.5], [2.5, -1]]})
+    logits = fake.client.logits([5, 6])
+    assert logits.dtype == np.float32 and logits.tolist() == [[0.5, 1.5], [2.5, -1.0]]
 
 
 def test_a_cache_is_read_and_written(fake: Fake) -> None:
@@ -347,6 +383,8 @@ def test_the_steering_store(fake: Fake, tmp_path: Path) -> None:
     fake.on("POST", f"{AT}/steering", {})
     fake.session.steer("v")
     assert fake.body("POST", f"{AT}/steering")["vectors"][0]["source"] == "v"
+    fake.session.steer(djinn.Vector("v", algorithm="erase"))
+    assert fake.body("POST", f"{AT}/steering")["vectors"][0]["algorithm"] == "erase"
     fake.session.steer()
     assert fake.body("POST", f"{AT}/steering") == {"vectors": []}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,25 @@ def floats(values: Any) -> Floats:
     if not np.isfinite(array).all():
         raise ValueError("the values are not all finite")
     return array
+
+
+def vector(values: Any) -> Floats:
+    """A direction, f32 `[width]`.
+
+    :raises ValueError: it has another shape, or a number is not finite.
+    """
+    array = floats(values)
+    if array.ndim != 1:
+        raise ValueError(f"a vector is [width], not of shape {array.shape}")
+    return array
+
+
+def indices(values: Iterable[Any]) -> list[int]:
+    """Whole numbers, ascending or not.
+
+    :raises TypeError: one is not whole.
+    """
+    return [operator.index(value) for value in values]
 
 
 def pack(**tensors: Floats) -> bytes:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 
+from . import arrays
 from .errors import Conflict
 from .http import Http
 from .live import Live, look, watch
 from .push import Pushed, name_of, push
 from .session import Session
 from .steering import SteeringStore
-from .types import Hook
+from .types import Floats, Hook
 
 
 class Djinn:
@@ -92,6 +94,26 @@ class Djinn:
         """Where values can be read and changed, in the order of computation; of its first model, if none is named."""
         name = quote(model or self.models()[0], safe="")
         return [Hook.of(hook) for hook in self._http.ask("GET", f"/v1/models/{name}/hooks")["data"]]
+
+    def tokenize(self, text: str, *, model: str | None = None) -> list[int]:
+        """The token ids of a text, as a prompt has them.
+
+        :param model: here and below, may be left out where the server has one model.
+        """
+        body = {"prompt": text} | ({} if model is None else {"model": model})
+        return [int(token) for token in self._http.ask("POST", "/tokenize", json=body)["tokens"]]
+
+    def detokenize(self, tokens: Iterable[int], *, model: str | None = None) -> str:
+        """The text of token ids."""
+        body = {"tokens": arrays.indices(tokens)} | ({} if model is None else {"model": model})
+        text: str = self._http.ask("POST", "/detokenize", json=body)["prompt"]
+        return text
+
+    def logits(self, tokens: Iterable[int], *, model: str | None = None) -> Floats:
+        """The logits of every position, f32 `[tokens, vocabulary]`, without a session; at most 8,388,608 numbers."""
+        body = {"tokens": arrays.indices(tokens)} | ({} if model is None else {"model": model})
+        rows = self._http.ask("POST", "/v1/logits", json=body, timeout=None)["logits"]
+        return np.asarray(rows, dtype=np.float32)
 
     def session(self, name: str | None = None, *, model: str | None = None, ttl: float | None = None) -> Session:
         """The session of this name, made if there is none; a new one without a name.

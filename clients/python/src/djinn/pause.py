@@ -16,15 +16,19 @@ from .types import Cache, Floats, LensRow, PausedAt
 if TYPE_CHECKING:
     from .session import Session
 
-#: Places in the conversation.
+#: Places in the conversation; all that are paused, if None.
 Positions = Sequence[int] | range | None
+#: Of the values at a hook: those of a head, say, or of some neurons; all, if None.
+Columns = Sequence[int] | range | None
 
 
 class Pause:
     """A pause of a session, until :meth:`resume` or the end of a `with` block.
 
-    Changes are made to the paused tokens; `positions` chooses some of them, by their places in the conversation, and
-    `hook` another hook than the one where the session stopped. They take effect when the session goes on.
+    Changes are made to the paused tokens; `positions` chooses some of them, by their places in the conversation,
+    `columns` some of their values, such as a head's, and `hook` another hook than the one where the session stopped.
+    `values` have a column for each of `columns` then. Changes take effect when the session goes on; what is read
+    before has them already.
     """
 
     def __init__(self, session: Session, at: PausedAt, turn: Turn | None) -> None:
@@ -55,6 +59,11 @@ class Pause:
     def positions(self) -> range:
         """The paused tokens' places in the conversation."""
         return self.at.positions
+
+    @property
+    def hit_positions(self) -> list[int]:
+        """Those of the paused tokens that met the breakpoint; the others were computed together with them."""
+        return self.at.hit_positions
 
     @property
     def token_ids(self) -> list[int]:
@@ -146,33 +155,41 @@ class Pause:
         self._activation = None
         return int(changed["tokens"])
 
-    def set(self, values: Any, *, hook: str | None = None, positions: Positions = None) -> int:
+    def set(self, values: Any, *, hook: str | None = None, positions: Positions = None, columns: Columns = None) -> int:
         """Replaces the values: `[width]` for every token, or `[tokens, width]`. Gives how many tokens were changed, as
         the other changes do."""
-        return self._write("set", hook, positions, values=values)
+        return self._write("set", hook, positions, columns, values=_rows(values))
 
-    def add(self, vector: Any, strength: float = 1.0, *, hook: str | None = None, positions: Positions = None) -> int:
+    def add(self, vector: Any, strength: float = 1.0, *, hook: str | None = None, positions: Positions = None,
+            columns: Columns = None) -> int:
         """Adds `strength` times a vector: `[width]` for every token, or `[tokens, width]`."""
-        return self._write("add", hook, positions, values=vector, strength=float(strength))
+        return self._write("add", hook, positions, columns, values=_rows(vector), strength=float(strength))
 
-    def scale(self, factor: float, *, hook: str | None = None, positions: Positions = None) -> int:
-        """Multiplies the values."""
-        return self._write("scale", hook, positions, factor=float(factor))
+    def scale(self, factor: float, *, hook: str | None = None, positions: Positions = None,
+              columns: Columns = None) -> int:
+        """Multiplies the values. With 0, a head or a neuron is ablated:
+
+        >>> p.scale(0, hook="blocks.5.attn.hook_z", columns=range(3 * 64, 4 * 64))
+        """
+        return self._write("scale", hook, positions, columns, factor=float(factor))
 
     def clamp(self, low: float | None = None, high: float | None = None, *, hook: str | None = None,
-              positions: Positions = None) -> int:
+              positions: Positions = None, columns: Columns = None) -> int:
         """Keeps each value within bounds."""
         bounds = {"low": low, "high": high}
-        return self._write("clamp", hook, positions, **{k: float(v) for k, v in bounds.items() if v is not None})
+        given = {k: float(v) for k, v in bounds.items() if v is not None}
+        return self._write("clamp", hook, positions, columns, **given)
 
-    def project_out(self, direction: Any, *, hook: str | None = None, positions: Positions = None) -> int:
-        """Takes away the values' part along a direction, `[width]`."""
-        return self._write("project_out", hook, positions, values=direction)
+    def project_out(self, direction: Any, *, hook: str | None = None, positions: Positions = None,
+                    columns: Columns = None) -> int:
+        """Takes away the values' part along a direction, `[width]`. Columns must have no gaps."""
+        return self._write("project_out", hook, positions, columns, values=arrays.vector(direction))
 
-    def _write(self, op: str, hook: str | None, positions: Positions, **how: Any) -> int:
+    def _write(self, op: str, hook: str | None, positions: Positions, columns: Columns, **how: Any) -> int:
         path = f"activations/{quote(hook or self.hook, safe='')}"
-        values = arrays.floats(how.pop("values")) if "values" in how else None
-        if values is not None and values.ndim == 2 and positions is None and how.get("strength", 1.0) == 1.0:
+        values = how.pop("values", None)
+        is_plain = positions is None and columns is None and how.get("strength", 1.0) == 1.0
+        if values is not None and values.ndim == 2 and is_plain:
             # A row for each token may be large.
             content = arrays.pack(values=values)
             changed = self.session._ask("POST", path, query={"op": op}, content=content)
@@ -180,8 +197,9 @@ class Pause:
             body: dict[str, Any] = {"op": op, **how}
             if values is not None:
                 body["values"] = values.tolist()
-            if positions is not None:
-                body["positions"] = [int(position) for position in positions]
+            for name, chosen in (("positions", positions), ("columns", columns)):
+                if chosen is not None:
+                    body[name] = arrays.indices(chosen)
             changed = self.session._ask("POST", path, json=body)
         self._activation = None
         return int(changed["tokens"])
@@ -232,3 +250,10 @@ class Pause:
             with suppress(Conflict, NotFound):
                 self.session.resume()
             self._over = True
+
+
+def _rows(values: Any) -> Floats:
+    array = arrays.floats(values)
+    if array.ndim > 2:
+        raise ValueError(f"values are [width] or [tokens, width], not of shape {array.shape}; there is no batch")
+    return array

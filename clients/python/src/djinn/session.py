@@ -87,8 +87,8 @@ class Session:
         :param hook: a name that :meth:`djinn.Djinn.hooks` gives.
         :param action: pause there, copy the values, or both.
         :param tokens: the prompt's, those that the model chose, or any.
-        :param positions: places in the conversation, from, to.
-        :param steps: places of generated tokens in their turn, from, to; the first is 1.
+        :param positions: places in the conversation, from, to: `range(3, 5)` are 3 and 4.
+        :param steps: places of generated tokens in their turn, from, to; the first is 1. Tokens of prompts are left out.
         :param condition: hits only there.
         :param hits: how often; once for a pause, without an end for a capture, if not given.
         :param ttl: seconds that a pause may last.
@@ -277,6 +277,9 @@ class Session:
 
 
 def _range(bounds: range | tuple[int | None, int | None]) -> dict[str, int]:
+    # A list could be meant as the places themselves.
+    if not (isinstance(bounds, range) or (isinstance(bounds, tuple) and len(bounds) == 2)):
+        raise TypeError(f"positions and steps are a range, or a tuple of from and to, not {bounds!r}")
     if isinstance(bounds, range):
         if bounds.step != 1:
             raise ValueError("a range of positions or steps goes by ones")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .arrays import floats
+from .arrays import vector
 from .http import Http
 
 
@@ -30,11 +30,11 @@ class SteeringStore:
         if isinstance(vectors, Mapping):
             if layer is not None or hook is not None:
                 raise ValueError("vectors by layer have no `layer` or `hook` beside them")
-            body["layers"] = {str(int(at)): floats(vector).tolist() for at, vector in vectors.items()}
+            body["layers"] = {str(int(at)): vector(one).tolist() for at, one in vectors.items()}
         else:
             if (layer is None) == (hook is None):
                 raise ValueError("one vector needs either `layer` or `hook`")
-            body |= {"vector": floats(vectors).tolist()} | ({"hook": hook} if layer is None else {"layer": layer})
+            body |= {"vector": vector(vectors).tolist()} | ({"hook": hook} if layer is None else {"layer": layer})
         return self._http.ask("POST", "/v1/steering", json=body)
 
     def put_file(self, name: str, path: str | os.PathLike[str], *, model: str | None = None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -26,12 +26,17 @@ class Hook:
     #: How many values each token has there; 0 for a pattern, which has one for each key.
     width: int
     writable: bool
+    #: Only tokens with logits have values there: generated ones, and the last one of a prompt.
+    logits_only: bool = False
+    #: It can be read at a pause, and not captured, and no breakpoint is set there.
+    paused_only: bool = False
 
     @staticmethod
     def of(body: dict[str, Any]) -> Hook:
         last = body["shape"][-1]
         width = last if isinstance(last, int) else 0
-        return Hook(body["name"], tuple(body["aliases"]), width, bool(body["writable"]))
+        flags = (bool(body.get(name)) for name in ("writable", "logits_only", "paused_only"))
+        return Hook(body["name"], tuple(body["aliases"]), width, *flags)
 
 
 @dataclass(frozen=True)
@@ -99,13 +104,15 @@ class PausedAt:
     since: float
     #: Seconds until the server goes on by itself, or ends the session.
     expires_in: float | None
+    #: Those of the positions that met the breakpoint.
+    hit_positions: list[int] = field(default_factory=list)
 
     @staticmethod
     def of(body: dict[str, Any]) -> PausedAt:
         positions, expires = body["positions"], body.get("expires_in_ms")
         return PausedAt(
             body.get("breakpoint"), body["hook"], range(positions["from"], positions["to"]), list(body["token_ids"]),
-            body["since_ms"] / 1000, None if expires is None else expires / 1000,
+            body["since_ms"] / 1000, None if expires is None else expires / 1000, list(body.get("hit_positions", [])),
         )
 
 
@@ -184,12 +191,16 @@ class Vector:
     #: Whether the prompt's tokens are steered, and those that the model chooses.
     prompt: bool = True
     generation: bool = True
+    #: `direct` adds the vector; `erase` removes the values' component along it.
+    algorithm: Literal["direct", "erase"] = "direct"
 
     def json(self) -> dict[str, Any]:
         body: dict[str, Any] = {
             "source": self.source, "scale": float(self.scale), "normalize": self.normalize,
             "apply": {"prompt": self.prompt, "generation": self.generation},
         }
+        if self.algorithm != "direct":
+            body["algorithm"] = self.algorithm
         if self.layers is not None:
             body["layers"] = [int(layer) for layer in self.layers]
         return body
