@@ -76,7 +76,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     /* A row's bytes in a stage: an odd multiple of 16, so that lanes that read 4 bytes of 8 rows have no bank conflicts. */
     static constexpr unsigned PITCH = (BYTES + SHIFT + 15) / 16 * 16 | 16;
     static constexpr unsigned ROWS = 8 * EACH, BOX = ROWS * PITCH;
-    static_assert(BOX % 128 == 0, "TMA copies to multiples of 128 bytes");
+    static_assert(BOX % 128 == 0 && PITCH / WORD <= 256, "TMA copies boxes of up to 256 columns to multiples of 128 bytes");
 
     /* A warp prepares 8 rows of a stage, a lane one segment of one row. */
     static constexpr unsigned PREPARED_ROWS = 8;
@@ -87,7 +87,6 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     static __host__ __device__ constexpr unsigned threads(unsigned groups) {
         return groups * GROUP_THREADS + 32 * ((PREPARES ? groups * EACH : 0) + (STREAMED ? 2 : 1));
     }
-
     static constexpr unsigned MOST_THREADS = threads(GROUPS);
 
     /* A stage: streamed x, a box for each run; each group's box; 16 prepared bytes for each run of a row; and flags. */
