@@ -138,7 +138,7 @@ fn a_signal_while_the_model_is_loaded_is_obeyed_when_it_is_served() {
     }
 }
 
-/// The signals are kept before the settings are read: there it waits, since nobody reads what it says of a variable.
+/// Standard error is full, so the process waits where it reads its settings: it has to name an unknown variable there.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_signal_before_the_settings_are_read_is_obeyed_too() {
