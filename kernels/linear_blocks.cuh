@@ -361,18 +361,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             }
         }
         meet(threads);
-        for (unsigned i = threadIdx.x; i < rows.count() * turn_rows; i += threads) {
-            const unsigned x_row = i / turn_rows, row = turn + i % turn_rows;
-            if (row < share.rows) {
-                float sum = parts[i];
-#pragma unroll
-                for (unsigned other = 1; other < PARTIALS; ++other) {
-                    sum += parts[other * 8 * TILES * turn_rows + i];
-                }
-                const unsigned j = share.first + row;
-                a.out[size_t(rows.out(x_row)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
-            }
-        }
+        add_partials(a, rows, parts, turn_rows, 8 * TILES * turn_rows, share, turn, threadIdx.x, threads);
         if (!is_last) {
             meet(threads);
         }

@@ -90,25 +90,24 @@ __device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &ro
 }
 
 /*
- * Adds a block's partial sums in order, and stores. `shared` has each partial sum, `size` apart: for each row of x, `width`
- * rows of the weight. Called by all threads of the block, once they have stored their partial sums.
+ * Adds partial sums in order, and stores. `shared` has each partial sum, `size` apart: for each row of x, `width` rows of the
+ * weight, those of the share from `first` on. Called by each `thread` of some `threads`, once all of these have stored theirs.
  */
 template <typename Rows>
 __device__ __forceinline__ void add_partials(const djinn_linear_args &a, const Rows &rows, const float *shared,
-                                             unsigned width, unsigned size, const Share &share, unsigned threads) {
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < rows.count() * width; i += threads) {
-        const unsigned column = i / width, row = i % width;
-        if (row >= share.rows) {
-            continue;
-        }
-        float sum = shared[i];
+                                             unsigned width, unsigned size, const Share &share, unsigned first, unsigned thread,
+                                             unsigned threads) {
+    for (unsigned i = thread; i < rows.count() * width; i += threads) {
+        const unsigned x_row = i / width, row = first + i % width;
+        if (row < share.rows) {
+            float sum = shared[i];
 #pragma unroll
-        for (unsigned other = 1; other < PARTIALS; ++other) {
-            sum += shared[other * size + i];
+            for (unsigned other = 1; other < PARTIALS; ++other) {
+                sum += shared[other * size + i];
+            }
+            const unsigned j = share.first + row;
+            a.out[size_t(rows.out(x_row)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
         }
-        const unsigned j = share.first + row;
-        a.out[size_t(rows.out(column)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
     }
 }
 

@@ -353,18 +353,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             }
         }
         meet(threads);
-        for (unsigned i = threadIdx.x; i < rows.count() * width; i += threads) {
-            const unsigned x_row = i / width, row = i % width;
-            if (row < share.rows) {
-                float sum = parts[i];
-#pragma unroll
-                for (unsigned other = 1; other < PARTIALS; ++other) {
-                    sum += parts[other * 8 * TILES * width + i];
-                }
-                const unsigned j = share.first + row;
-                a.out[size_t(rows.out(x_row)) * a.out_width + a.out_column + j] = sum + bias_of(a, j);
-            }
-        }
+        add_partials(a, rows, parts, width, 8 * TILES * width, share, 0, threadIdx.x, threads);
         if (!is_last) {
             meet(threads);
         }

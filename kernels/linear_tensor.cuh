@@ -201,7 +201,8 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
                 }
             }
         }
-        add_partials(a, rows, parts, ROWS, COLUMNS * ROWS, share, THREADS);
+        __syncthreads();
+        add_partials(a, rows, parts, ROWS, COLUMNS * ROWS, share, 0, threadIdx.x, THREADS);
     }
 };
 
