@@ -87,13 +87,16 @@ template <djinn_encoding E> struct BlockLanes {
                                                 const typename Kernel::Weights &) {}
 };
 
-/* A format for linear_tiles.cuh. If a stage has two segments, each lane of a quad prepares one row of one of them. */
+/* A format for linear_tiles.cuh. */
 template <djinn_encoding E> struct BlockTiles {
     using Type = f16;
     using Format = Blocks<E>;
+    using Prepared = typename Format::Prepared;
     using Box = SegmentBox<Format>;
-    static constexpr unsigned SEGMENTS = Format::IS_PREPARED ? 2 : 1, BOXES = 1, PITCH = Box::PITCH;
+    static constexpr bool PREPARES = Format::IS_PREPARED;
+    static constexpr unsigned BOXES = 1, PITCH = Box::PITCH;
     static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned, unsigned) { return Box::begin(segment); }
+    static __device__ __forceinline__ unsigned shift(unsigned segment) { return Box::shift(segment); }
 
     struct Rows {
         __device__ __forceinline__ void expect(const djinn_linear_args &, const char *, const char *, unsigned) {}
@@ -101,27 +104,29 @@ template <djinn_encoding E> struct BlockTiles {
     };
 
     struct Stage {
-        /* Where the first segment of each row is, and how far the next one is from it. */
-        unsigned rows[2], apart;
-        typename Format::Prepared mine;
+        /* Where the lane's first row is, and what was prepared of it. The other row is 8 further. */
+        unsigned row, scales;
+        bool is_usual;
 
-        __device__ __forceinline__ Stage() {}
-        __device__ __forceinline__ Stage(unsigned low, unsigned high, unsigned box, unsigned first, unsigned there,
-                                         unsigned part, unsigned quad)
-            : rows{low + Box::shift(first), high + Box::shift(first)}, apart(box + Box::shift(first + 1) - Box::shift(first)),
-              mine(shared_at((quad % 2 == 0 ? rows[0] : rows[1]) + (quad / 2 < there ? quad / 2 : 0) * apart), part) {}
+        __device__ __forceinline__ Stage(unsigned first, unsigned, unsigned segment, unsigned scales, unsigned flag)
+            : row(first + Box::shift(segment)), scales(scales),
+              is_usual(!PREPARES || *reinterpret_cast<const uint32_t *>(shared_at(flag)) != 0) {}
 
-        /* Decodes segment `i` of the stage, of one or two rows. */
-        __device__ __forceinline__ void decode(const Rows &, unsigned halves, unsigned i, unsigned, unsigned part,
-                                               unsigned quad, uint2 (&w)[2][4]) const {
+        /* Decodes one or two rows. */
+        __device__ __forceinline__ void decode(const Rows &, unsigned halves, unsigned, unsigned part, unsigned quad,
+                                               uint2 (&w)[2][4]) const {
             const auto usual = [&](unsigned half) {
-                const Segment segment(shared_at(rows[half] + i * apart));
-                mine.of_lane(2 * i + half).template run<Lanes::HALVES>(segment, part, quad, w[half]);
+                const Segment segment(shared_at(row + half * 8 * PITCH));
+                Prepared prepared;
+                if constexpr (PREPARES) {
+                    *reinterpret_cast<uint4 *>(&prepared) = *reinterpret_cast<const uint4 *>(shared_at(scales + half * 8 * 16));
+                }
+                prepared.template run<Lanes::HALVES>(segment, part, quad, w[half]);
             };
-            if (!mine.is_usual) {
+            if (PREPARES && !is_usual) {
 #pragma unroll
                 for (unsigned half = 0; half < 2; ++half) {
-                    const Segment segment(shared_at(rows[half] + i * apart));
+                    const Segment segment(shared_at(row + half * 8 * PITCH));
                     ByLine<typename Format::Format>().template run<Lanes::HALVES>(segment, part, quad, w[half]);
                 }
             } else if (halves == 1) {

@@ -1,12 +1,12 @@
 /*
- * linear and expert_linear over blocks on Hopper (sm_90a), for up to 16 rows. The bits are those of the product over decoded
+ * linear and expert_linear over blocks on Hopper (sm_90a), for up to 32 rows. The bits are those of the product over decoded
  * rows. On other cards: linear_encoded.cuh.
  *
  * The weight's rows are the wide operand of the tensor cores, x the narrow one, as in linear_encoded.cuh. A block has a share
  * of the weight's rows, and takes some of them in each turn: 8 EACH for each of its groups of PARTIALS warps, one warp for each
  * partial sum. A producer warp copies some segments of a turn's rows to each stage of a ring. If the format has scales to
- * prepare, other warps prepare a stage's. The groups' warps wait for stages only, not for one another. They decode a run while
- * the one before is multiplied. x is given rounded and STREAMED: a second producer warp copies a stage's columns of it. Or, for
+ * prepare, other warps prepare a stage's. The groups' warps wait for stages only, not for one another. With up to 16 rows they
+ * decode a run while the one before is multiplied. x is given rounded and STREAMED: a second producer warp copies a stage's columns of it. Or, for
  * few rows, the block first rounds all of it to shared memory.
  *
  * Launch: up to one block on each multiprocessor. No second one fits beside it.
@@ -71,21 +71,31 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     static constexpr bool APART = PREPARES && !STREAMED;
 
     /* A stage's segments. They begin in a row at a multiple of 16 bytes, or up to SHIFT past one. */
-    static constexpr unsigned SEGMENT = PARTIALS * RUN, SEGMENTS = PREPARES ? 4 : 2, BYTES = SEGMENTS * Format::BYTES;
+    static constexpr unsigned SEGMENT = PARTIALS * RUN, SEGMENTS = PREPARES && TILES <= 2 ? 4 : 2;
+    static constexpr unsigned BYTES = SEGMENTS * Format::BYTES;
     static constexpr unsigned SHIFT = 16 - common_divisor(16, BYTES);
     /* A row's bytes in a stage: an odd multiple of 16, so that lanes that read 4 bytes of 8 rows have no bank conflicts. */
     static constexpr unsigned PITCH = (BYTES + SHIFT + 15) / 16 * 16 | 16;
     static constexpr unsigned ROWS = 8 * EACH, BOX = ROWS * PITCH;
     static_assert(BOX % 128 == 0 && PITCH / WORD <= 256, "TMA copies boxes of up to 256 columns to multiples of 128 bytes");
 
-    /* A warp prepares 8 rows of a stage, a lane one segment of one row. */
-    static constexpr unsigned PREPARED_ROWS = 8;
-    static_assert(!PREPARES || PREPARED_ROWS * SEGMENTS == 32);
+    /* A warp prepares some rows of a stage, a lane one segment of one row. */
+    static constexpr unsigned PREPARED_ROWS = 32 / SEGMENTS;
+    static __host__ __device__ constexpr unsigned preparers(unsigned groups) {
+        return PREPARES ? (groups * ROWS + PREPARED_ROWS - 1) / PREPARED_ROWS : 0;
+    }
+
+    /* Whether a run is multiplied only once the next one was decoded. With more rows of x, products take long enough. */
+    static constexpr bool DELAYS = TILES <= 2;
+    /* Groups of 8 rows of x whose partial sums are added at once. */
+    static constexpr unsigned AT_ONCE = TILES < 2 ? TILES : 2;
 
     /* The most groups of a block. With more, too few registers are left. */
-    static constexpr unsigned GROUPS = EACH == 1 || (!PREPARES && TILES == 1) ? 5 : 4;
+    static constexpr unsigned GROUPS = EACH == 1 || TILES > 2 || (!PREPARES && TILES == 1) ? 5 : 4;
+    /* More groups read x less often. With more rows of x, some more are worth less than a third stage. */
+    static constexpr unsigned LEAST_STAGES = TILES > 2 ? 3 : 2;
     static __host__ __device__ constexpr unsigned threads(unsigned groups) {
-        return groups * GROUP_THREADS + 32 * ((PREPARES ? groups * EACH : 0) + (STREAMED ? 2 : 1));
+        return groups * GROUP_THREADS + 32 * (preparers(groups) + (STREAMED ? 2 : 1));
     }
     static constexpr unsigned MOST_THREADS = threads(GROUPS);
 
@@ -97,11 +107,16 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         return scales_at(groups) + (PREPARES ? PARTIALS * SEGMENTS * groups * ROWS * 16 : 0);
     }
     static __host__ __device__ constexpr unsigned stage_bytes(unsigned groups) {
-        return (flags_at(groups) + (PREPARES ? groups * EACH * 4 : 0) + ALIGN - 1) / ALIGN * ALIGN;
+        return (flags_at(groups) + preparers(groups) * 4 + ALIGN - 1) / ALIGN * ALIGN;
     }
     /* What a block needs besides stages and x: partial sums. */
     static __host__ __device__ constexpr unsigned beside(unsigned groups) {
-        return ALIGN + PARTIALS * 8 * TILES * groups * ROWS * unsigned(sizeof(float));
+        return ALIGN + PARTIALS * 8 * AT_ONCE * groups * ROWS * unsigned(sizeof(float));
+    }
+    /* The stages that fit beside `staged` bytes of x. */
+    static unsigned stages_beside(unsigned groups, unsigned staged) {
+        const unsigned fit = (LEAST_SHARED - beside(groups) - staged) / stage_bytes(groups);
+        return fit < BLOCKS_STAGES ? fit : BLOCKS_STAGES;
     }
 
     using Barriers = BlocksBarriers;
@@ -176,14 +191,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         });
     }
 
-    /* Prepares 8 rows of each stage, by warp `unit` of those that do so. */
+    /* Prepares some rows of each stage, by warp `unit` of those that do so. */
     __device__ __forceinline__ void prepare(unsigned unit) const {
         const unsigned lane = threadIdx.x % 32, row = unit * PREPARED_ROWS + lane % PREPARED_ROWS;
         const unsigned segment = lane / PREPARED_ROWS;
         each_stage([&](unsigned first, unsigned stage, unsigned, unsigned slot, unsigned parity) {
             barriers.ready[slot].wait(parity);
             const unsigned at = ring + slot * stage_size;
-            if (unit < groups_at(first) * EACH) {
+            if (unit * PREPARED_ROWS < groups_at(first) * ROWS) {
                 Prepared of[PARTIALS];
                 Prepared::all(shared_at(at + X_BYTES + row * PITCH + place(stage, segment)), of);
 #pragma unroll
@@ -221,7 +236,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned x_at = pin(part * X_BOX + of_x * BLOCK_ROW + (quad / 2 ^ of_x) * 16 + quad % 2 * 8);
         const unsigned rows_at = X_BYTES + (first + row) * PITCH, record = pin(rows_at + Prepared::lane_at(part, quad));
         const unsigned scales = pin(scales_at(groups) + (part * SEGMENTS * turn_rows + first + row) * 16);
-        const unsigned next_scales = pin_shared(turn_rows * 16), flags = pin_shared(flags_at(groups) + first / 8 * 4);
+        const unsigned next_scales = pin_shared(turn_rows * 16);
+        const unsigned flags = pin_shared(flags_at(groups) + first / PREPARED_ROWS * 4);
         /* Rows of x past the last stay zeros. */
         const bool has_x = row < rows.count();
         const unsigned x_row = keep(staged + (has_x ? row : 0) * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
@@ -254,7 +270,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                     x_now += half * SEGMENT * 2;
                 }
             };
-            const auto multiply = [&](unsigned half) {
+            const auto multiply = [&](unsigned half, const Weights &w) {
 #pragma unroll
                 for (unsigned step = 2 * half; step < 2 * half + 2; ++step) {
 #pragma unroll
@@ -263,11 +279,18 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                     }
                 }
             };
-            /* Multiplies the last run, and makes segment `i` of this stage the last one. */
+            /* Multiplies the last run, and makes segment `i` of this stage the last one; or multiplies that at once. */
             const auto go_on = [&](const Weights &next, unsigned i) {
-                multiply(0);
+                if constexpr (!DELAYS) {
+                    load_x(0, i);
+                    load_x(1, i);
+                    multiply(0, next);
+                    multiply(1, next);
+                    return;
+                }
+                multiply(0, w);
                 load_x(0, i);
-                multiply(1);
+                multiply(1, w);
                 load_x(1, i);
 #pragma unroll
                 for (unsigned unit = 0; unit < EACH; ++unit) {
@@ -305,7 +328,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                     Barrier::wait_at(barrier + READY, parity);
                 }
                 bool is_usual = has_rows && stage < whole;
-                if constexpr (PREPARES && EACH == 1) {
+                if constexpr (PREPARES && ROWS <= PREPARED_ROWS) {
                     is_usual = is_usual && *reinterpret_cast<const uint32_t *>(shared_at(at + flags)) != 0;
                 } else if constexpr (PREPARES) {
                     const uint2 both = *reinterpret_cast<const uint2 *>(shared_at(at + flags));
@@ -342,8 +365,10 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                     barrier = begin, at = stages_at, parity ^= 1;
                 }
             }
-            multiply(0);
-            multiply(1);
+            if constexpr (DELAYS) {
+                multiply(0, w);
+                multiply(1, w);
+            }
             finish(turn, sums, reinterpret_cast<float *>(shared_at(end)), warp, turn + turn_rows >= f.share);
         }
     }
@@ -353,17 +378,20 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned part = warp % PARTIALS, first = warp / PARTIALS * ROWS, lane = threadIdx.x % 32;
         const unsigned threads = groups * GROUP_THREADS;
 #pragma unroll
-        for (unsigned tile = 0; tile < TILES; ++tile) {
+        for (unsigned begin = 0; begin < TILES; begin += AT_ONCE) {
 #pragma unroll
-            for (unsigned i = 0; i < 2 * EACH; ++i) {
-                const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
-                parts[(part * 8 * TILES + x_row) * turn_rows + first + i / 2 * 8 + lane / 4] = sums[0][tile][i];
+            for (unsigned tile = 0; tile < AT_ONCE; ++tile) {
+#pragma unroll
+                for (unsigned i = 0; i < 2 * EACH; ++i) {
+                    const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
+                    parts[(part * 8 * AT_ONCE + x_row) * turn_rows + first + i / 2 * 8 + lane / 4] = sums[0][begin + tile][i];
+                }
             }
-        }
-        meet(threads);
-        add_partials(a, rows, parts, turn_rows, 8 * TILES * turn_rows, share, turn, threadIdx.x, threads);
-        if (!is_last) {
             meet(threads);
+            add_partials(a, rows, parts, turn_rows, 8 * AT_ONCE * turn_rows, share, turn, threadIdx.x, threads, 8 * begin);
+            if (!is_last || begin + AT_ONCE < TILES) {
+                meet(threads);
+            }
         }
     }
 
@@ -374,7 +402,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned ring = (shared_address(shared) + ALIGN - 1) / ALIGN * ALIGN;
         /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-        const unsigned computing = f.groups * PARTIALS, units = f.groups * EACH, supplier = computing + (PREPARES ? units : 0);
+        const unsigned computing = f.groups * PARTIALS, units = preparers(f.groups), supplier = computing + units;
         init_barriers(f.stages, [&](unsigned i) {
             barriers.ready[i].init_by_warp(1);
             barriers.prepared[i].init_by_warp(units);
@@ -462,10 +490,13 @@ int launch_blocks(const djinn_expert_linear_args &args, const Batch &batch, cons
         return code;
     }
     /* Groups have equal work, but for the last turn. */
-    const unsigned needed = ceil_div(division.share, Kernel::ROWS), groups = ceil_div(needed, ceil_div(needed, Kernel::GROUPS));
-    const unsigned staged = STREAMED ? 0 : batch.n * encoded_pitch(a.k), stage = Kernel::stage_bytes(groups);
-    const unsigned fit = (LEAST_SHARED - Kernel::beside(groups) - staged) / stage;
-    const unsigned stages = fit < BLOCKS_STAGES ? fit : BLOCKS_STAGES, window = BLOCKS_WINDOW / (groups * Kernel::BOX);
+    const unsigned needed = ceil_div(division.share, Kernel::ROWS), staged = STREAMED ? 0 : batch.n * encoded_pitch(a.k);
+    const auto equal = [&](unsigned most) { return ceil_div(needed, ceil_div(needed, most)); };
+    unsigned groups = equal(Kernel::GROUPS);
+    while (groups > 1 && Kernel::stages_beside(groups, staged) < Kernel::LEAST_STAGES) {
+        groups = equal(groups - 1);
+    }
+    const unsigned stages = Kernel::stages_beside(groups, staged), window = BLOCKS_WINDOW / (groups * Kernel::BOX);
     Maps maps;
     const auto encode = [&](unsigned tile, unsigned rows) {
         return encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS,
@@ -504,8 +535,14 @@ int launch_blocks(const djinn_expert_linear_args &args, unsigned most, void *str
 template <typename Format, typename Tiles>
 int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
     if constexpr (Format::IS_COMMON) {
-        if (batch.n <= MOST_ROWS) {
+        switch (batch.n) {
+        case 64: return launch_tiles<Tiles, 64>(args, batch, stream);
+        case MOST_GROUP: return launch_tiles<Tiles, MOST_GROUP>(args, batch, stream);
+        default:
             const Division division = divide_blocks<Format>(args);
+            if (batch.n == 32) {
+                return launch_blocks<Format, 2, 4, true>(args, batch, division, stream);
+            }
             if (units_of_group<Format>(division) == 1) {
                 return batch.n <= 8 ? launch_blocks<Format, 1, 1, true>(args, batch, division, stream)
                                     : launch_blocks<Format, 1, 2, true>(args, batch, division, stream);
@@ -513,8 +550,9 @@ int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &bat
             return batch.n <= 8 ? launch_blocks<Format, 2, 1, true>(args, batch, division, stream)
                                 : launch_blocks<Format, 2, 2, true>(args, batch, division, stream);
         }
+    } else {
+        return launch_tiles_of<Tiles>(args, batch, stream);
     }
-    return launch_tiles_of<Tiles>(args, batch, stream);
 }
 
 } // namespace djinn

@@ -67,7 +67,8 @@ template <typename T> struct LosslessLanes {
 template <typename T> struct LosslessTiles {
     using Type = T;
     using Code = Lossless<T>;
-    static constexpr unsigned SEGMENTS = 1, BOXES = 3, BOX = BLOCK_ROW, PITCH = BLOCK_ROW;
+    static constexpr unsigned BOXES = 3, BOX = BLOCK_ROW, PITCH = BLOCK_ROW;
+    static constexpr bool PREPARES = false;
     static __device__ __forceinline__ unsigned box_at(unsigned segment, unsigned box, unsigned k) {
         return box < 2 ? (2 * segment + box) * BOX : k + segment * BOX;
     }
@@ -90,12 +91,11 @@ template <typename T> struct LosslessTiles {
         /* The row that the lane reads for `load_bytes`, of 8. */
         unsigned row, apart;
 
-        __device__ __forceinline__ Stage() {}
-        /* `low` is the lane's first row. */
-        __device__ __forceinline__ Stage(unsigned low, unsigned, unsigned apart, unsigned, unsigned, unsigned, unsigned)
-            : row(low + (threadIdx.x % 8 - threadIdx.x % 32 / 4) * BLOCK_ROW), apart(apart) {}
+        /* `first` is the lane's first row. */
+        __device__ __forceinline__ Stage(unsigned first, unsigned apart, unsigned, unsigned, unsigned)
+            : row(first + (threadIdx.x % 8 - threadIdx.x % 32 / 4) * BLOCK_ROW), apart(apart) {}
 
-        __device__ __forceinline__ void decode(Rows &of, unsigned halves, unsigned, unsigned column, unsigned part,
+        __device__ __forceinline__ void decode(Rows &of, unsigned halves, unsigned column, unsigned part,
                                                unsigned quad, uint2 (&w)[2][4]) const {
             /* The 128-byte swizzle of 16-byte chunks: units begin at multiples of 8 rows. */
             const unsigned turn = threadIdx.x % 8 * 16, chunk = threadIdx.x % 32 / 8;

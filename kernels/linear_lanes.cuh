@@ -92,13 +92,15 @@ __device__ __forceinline__ void stage(const djinn_linear_args &a, const Rows &ro
 /*
  * Adds partial sums in order, and stores. `shared` has each partial sum, `size` apart: for each row of x, `width` rows of the
  * weight, those of the share from `first` on. Called by each `thread` of some `threads`, once all of these have stored theirs.
+ * These may be of some rows of x only, from `first_x` on: as many as take `size`.
  */
 template <typename Rows>
 __device__ __forceinline__ void add_partials(const djinn_linear_args &a, const Rows &rows, const float *shared,
                                              unsigned width, unsigned size, const Share &share, unsigned first, unsigned thread,
-                                             unsigned threads) {
-    for (unsigned i = thread; i < rows.count() * width; i += threads) {
-        const unsigned x_row = i / width, row = first + i % width;
+                                             unsigned threads, unsigned first_x = 0) {
+    const unsigned end = min(rows.count() * width, first_x * width + size);
+    for (unsigned i = thread; first_x * width + i < end; i += threads) {
+        const unsigned x_row = first_x + i / width, row = first + i % width;
         if (row < share.rows) {
             float sum = shared[i];
 #pragma unroll

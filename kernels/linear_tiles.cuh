@@ -2,8 +2,9 @@
  * linear and expert_linear on Hopper (sm_90a) over encoded weights, for up to 128 rows of x at once. The bits are those of
  * the product over decoded rows.
  *
- * A block has up to 64 rows of the weight, and a warpgroup for each partial sum. Rows are copied as they are stored, some
- * segments of each to a stage. A warp decodes its part of every segment for its 16 rows, into the registers that feed WGMMA.
+ * A block has up to 64 rows of the weight, and a warpgroup for each partial sum. Rows are copied as they are stored, one
+ * segment of each to a stage. If the format has scales to prepare, two warps prepare a stage's. A warp decodes its part of
+ * every segment for its 16 rows, into the registers that feed WGMMA.
  *
  * Launch: one block on each multiprocessor; blocks take equal shares of the weight's rows, in turn. One producer warp copies
  * the weight, from before the previous kernel is done. Another copies x by multicast: each block of a cluster copies other
@@ -78,13 +79,20 @@ template <typename Format, unsigned N> struct TileProducts {
     static constexpr unsigned CLUSTER = N > 64 ? 4 : 2;
     /* Whether a run is decoded while the one before is multiplied. With more rows of x there are too few registers. */
     static constexpr bool OVERLAPS = N <= 32;
+    /* The last warps prepare scales, each of 32 rows of a stage, a lane one row. */
+    static constexpr bool PREPARES = Format::PREPARES;
+    static constexpr unsigned PREPARERS = 2, PREPARED_ROWS = TILE_ROWS / PREPARERS;
+    /* Registers of each thread that computes, and of each other one. 640 threads begin with 96, and divide these anew. */
+    static constexpr unsigned REGISTERS = PREPARES && N <= 64 ? 104 : 112, OF_OTHERS = 480 - 4 * REGISTERS;
     /* Groups of 8 rows of x whose partial sums are handed over at once. */
     static constexpr unsigned GROUPS = N / 8 < PARTIALS ? N / 8 : PARTIALS;
 
     struct Barriers {
-        Barrier ready[MOST_STAGES], free[MOST_STAGES], x_ready[X_STAGES], x_free[X_STAGES];
+        Barrier ready[MOST_STAGES], prepared[MOST_STAGES], free[MOST_STAGES], x_ready[X_STAGES], x_free[X_STAGES];
     };
-    static constexpr unsigned READY = offsetof(Barriers, ready), FREE = offsetof(Barriers, free);
+    /* Of a stage whose weights may be decoded. */
+    static constexpr unsigned READY = PREPARES ? offsetof(Barriers, prepared) : offsetof(Barriers, ready);
+    static constexpr unsigned FREE = offsetof(Barriers, free);
     static constexpr unsigned X_READY = offsetof(Barriers, x_ready), X_FREE = offsetof(Barriers, x_free);
     /* For each part and 8 rows of x, the sums of a warp's lanes. */
     struct Sums {
@@ -93,18 +101,26 @@ template <typename Format, unsigned N> struct TileProducts {
 
     /* Rows of 128 bytes have WGMMA's swizzle, in boxes of whole groups of 8 rows. */
     static constexpr bool SWIZZLED = Format::PITCH == BLOCK_ROW;
-    static constexpr unsigned ALIGN = SWIZZLED ? BLOCK_ALIGN : 128;
+    static constexpr unsigned ALIGN = SWIZZLED ? BLOCK_ALIGN : 128, BEYOND = SWIZZLED ? BLOCK_ALIGN : 16 * Format::PITCH;
 
     static __host__ __device__ __forceinline__ unsigned box_bytes(unsigned share) {
         return (share * Format::PITCH + ALIGN - 1) / ALIGN * ALIGN;
     }
+    /* A stage: boxes; 16 prepared bytes for each run of a row; and a flag for each of some rows. */
+    static __host__ __device__ __forceinline__ unsigned scales_at(unsigned share) {
+        return Format::BOXES * box_bytes(share);
+    }
+    static __host__ __device__ __forceinline__ unsigned flags_at(unsigned share) {
+        return scales_at(share) + PARTIALS * share * 16;
+    }
     static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) {
-        return Format::SEGMENTS * Format::BOXES * box_bytes(share);
+        const unsigned prepared = (flags_at(share) + PREPARERS * 4 + ALIGN - 1) / ALIGN * ALIGN;
+        return PREPARES ? prepared : scales_at(share);
     }
 
-    /* Stages of the weight that fit; at least two. With swizzled rows, up to 8 rows past the share's last are read. */
+    /* Stages of the weight that fit; at least two. Warps also read rows past the share's last, of the last stage as well. */
     static unsigned stages(unsigned share, unsigned x_stages) {
-        const unsigned beside = BLOCK_ALIGN + x_stages * X_STAGE + sizeof(Sums) + (SWIZZLED ? BLOCK_ALIGN : 0);
+        const unsigned beside = BLOCK_ALIGN + x_stages * X_STAGE + sizeof(Sums) + BEYOND;
         const unsigned fit = (MOST_SHARED - beside) / stage_bytes(share);
         return fit < MOST_STAGES ? fit : MOST_STAGES;
     }
@@ -148,20 +164,17 @@ template <typename Format, unsigned N> struct TileProducts {
             unsigned copied = 0;
             for (unsigned turn = 0; turn < shares; ++turn) {
                 const Share share = share_at(blockIdx.x + turn * gridDim.x);
-                for (unsigned first = 0; first < segments; first += Format::SEGMENTS, ++copied) {
+                for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
                     if (copied >= f.stages) {
                         barriers.free[place.slot].wait(place.parity ^ 1);
                     }
                     Barrier &ready = barriers.ready[place.slot];
                     char *stage = ring + place.slot * stage_bytes(f.share);
-                    const unsigned there = min(segments - first, Format::SEGMENTS);
-                    ready.arrive_expecting(there * Format::BOXES * f.share * Format::PITCH);
-                    for (unsigned i = 0; i < there; ++i) {
+                    ready.arrive_expecting(Format::BOXES * f.share * Format::PITCH);
 #pragma unroll
-                        for (unsigned b = 0; b < Format::BOXES; ++b) {
-                            const unsigned at = min(Format::box_at(first + i, b, a.k), a.row_bytes - 16);
-                            copy_box(stage + (i * Format::BOXES + b) * box, maps.weights[share.tile], at / 2, share.row, ready);
-                        }
+                    for (unsigned b = 0; b < Format::BOXES; ++b) {
+                        const unsigned at = min(Format::box_at(segment, b, a.k), a.row_bytes - 16);
+                        copy_box(stage + b * box, maps.weights[share.tile], at / 2, share.row, ready);
                     }
                     place.advance(f.stages);
                 }
@@ -195,6 +208,47 @@ template <typename Format, unsigned N> struct TileProducts {
         __syncwarp();
     }
 
+    /* Prepares some rows of each stage, by one warp. */
+    __device__ __forceinline__ void prepare(unsigned which, unsigned lane, unsigned shares) const {
+        const unsigned row = min(which * PREPARED_ROWS + lane, f.share - 1);
+        Place place;
+        for (unsigned turn = 0; turn < shares; ++turn) {
+            for (unsigned segment = 0; segment < segments; ++segment) {
+                barriers.ready[place.slot].wait(place.parity);
+                char *stage = ring + place.slot * stage_bytes(f.share);
+                if (which * PREPARED_ROWS < f.share) {
+                    const char *from = stage + row * Format::PITCH + Format::shift(segment);
+                    const auto keep_prepared = [&](unsigned part, const typename Format::Prepared &of) {
+                        char *to = stage + scales_at(f.share) + (part * f.share + row) * 16;
+                        *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&of);
+                        if (part == 0 && lane == 0) {
+                            *reinterpret_cast<uint32_t *>(stage + flags_at(f.share) + which * 4) = of.is_usual;
+                        }
+                    };
+                    if constexpr (OF_OTHERS >= 64) {
+                        typename Format::Prepared of[PARTIALS];
+                        Format::Prepared::all(from, of);
+#pragma unroll
+                        for (unsigned part = 0; part < PARTIALS; ++part) {
+                            keep_prepared(part, of[part]);
+                        }
+                    } else {
+                        /* All at once would take too many registers. */
+#pragma unroll 1
+                        for (unsigned part = 0; part < PARTIALS; ++part) {
+                            keep_prepared(part, typename Format::Prepared(from, part));
+                        }
+                    }
+                }
+                __syncwarp();
+                if (lane == 0) {
+                    barriers.prepared[place.slot].arrive();
+                }
+                place.advance(f.stages);
+            }
+        }
+    }
+
     /* Computes all shares of the block: a warpgroup's partial sum. */
     __device__ __forceinline__ void compute(unsigned shares) const {
         /* A shuffle, so that the compiler knows it to be uniform. */
@@ -204,8 +258,10 @@ template <typename Format, unsigned N> struct TileProducts {
         const unsigned lane = threadIdx.x % 32, quad = lane % 4, row = first + lane / 4, halves = warp_rows() / 8;
         const unsigned box = pin_shared(box_bytes(f.share)), stage_size = pin_shared(stage_bytes(f.share));
         const unsigned ring_at = pin_shared(shared_address(ring));
-        const unsigned low = keep(ring_at + (SWIZZLED ? row : min(row, f.share - 1)) * Format::PITCH);
-        const unsigned high = SWIZZLED ? low + 8 * BLOCK_ROW : keep(ring_at + min(row + 8, f.share - 1) * Format::PITCH);
+        /* The lane's first row, and what was prepared of it. The other one is 8 rows further. */
+        const unsigned rows_at = keep(ring_at + row * Format::PITCH);
+        const unsigned scales = keep(ring_at + scales_at(f.share) + (part * f.share + row) * 16);
+        const unsigned flag = pin_shared(flags_at(f.share) + first / PREPARED_ROWS * 4);
         const unsigned stages = pin_shared(f.stages), x_stages = pin_shared(f.x_stages);
         const unsigned columns = pin_shared(first < f.share ? a.k : 0);
         const unsigned barriers_at = pin_shared(shared_address(&barriers));
@@ -225,7 +281,6 @@ template <typename Format, unsigned N> struct TileProducts {
         expect();
         for (unsigned turn = 0; turn < shares; ++turn) {
             of.begin(part, quad);
-            typename Format::Stage records;
             float sums[N / 2] = {};
             uint2 even[2][STEPS] = {}, odd[2][STEPS] = {};
             /* The barrier of the x that was multiplied last. */
@@ -236,12 +291,9 @@ template <typename Format, unsigned N> struct TileProducts {
                 }
             };
             const auto run = [&](unsigned segment, uint2 (&w)[2][STEPS], const uint2 (&before)[2][STEPS]) {
-                const unsigned i = segment % Format::SEGMENTS, column = segment * SEGMENT + part * RUN;
-                if (i == 0) {
-                    const unsigned at = slot * stage_size, there = min(segments - segment, Format::SEGMENTS);
-                    Barrier::wait_at(barriers_at + READY + slot * 8, parity);
-                    records = typename Format::Stage(low + at, high + at, box, segment, there, part, quad);
-                }
+                const unsigned column = segment * SEGMENT + part * RUN, at = slot * stage_size;
+                Barrier::wait_at(barriers_at + READY + slot * 8, parity);
+                const typename Format::Stage records(rows_at + at, box, segment, scales + at, ring_at + at + flag);
                 if constexpr (!OVERLAPS) {
                     wait_products<0>();
                     tell();
@@ -251,17 +303,15 @@ template <typename Format, unsigned N> struct TileProducts {
                     w[0][step] = w[1][step] = {0, 0};
                 }
                 if (column < columns) {
-                    records.decode(of, halves, i, column, part, quad, w);
+                    records.decode(of, halves, column, part, quad, w);
                 }
-                if (i + 1 == Format::SEGMENTS || segment + 1 == segments) {
-                    end_shared_reads();
-                    __syncwarp();
-                    if (lane == 0) {
-                        Barrier::arrive_own(barriers_at + FREE + slot * 8);
-                    }
-                    if (++slot == stages) {
-                        slot = 0, parity ^= 1;
-                    }
+                end_shared_reads();
+                __syncwarp();
+                if (lane == 0) {
+                    Barrier::arrive_own(barriers_at + FREE + slot * 8);
+                }
+                if (++slot == stages) {
+                    slot = 0, parity ^= 1;
                 }
                 Barrier::wait_at(barriers_at + X_READY + x_slot * 8, x_parity);
                 const uint64_t box_of_x = describe_at(x_at + x_slot * X_STAGE);
@@ -366,6 +416,7 @@ template <typename Format, unsigned N> struct TileProducts {
             init_barriers(f.stages + f.x_stages, [&](unsigned i) {
                 if (i < f.stages) {
                     barriers.ready[i].init_by_warp(1);
+                    barriers.prepared[i].init_by_warp(PREPARERS);
                     barriers.free[i].init_by_warp(COMPUTING / 32);
                 } else {
                     barriers.x_ready[i - f.stages].init_by_warp(1);
@@ -382,9 +433,14 @@ template <typename Format, unsigned N> struct TileProducts {
             }
             __syncwarp();
             init();
-            give_registers<32>();
+            give_registers<OF_OTHERS>();
             if (warp == COMPUTING / 32) {
                 work.supply(maps, lane, shares);
+            }
+            if constexpr (PREPARES) {
+                if (warp >= COMPUTING / 32 + 2) {
+                    work.prepare(warp - COMPUTING / 32 - 2, lane, shares);
+                }
             }
             await_previous();
             cluster_wait();
@@ -393,7 +449,7 @@ template <typename Format, unsigned N> struct TileProducts {
             }
         } else {
             init();
-            take_registers<112>();
+            take_registers<REGISTERS>();
             await_previous();
             cluster_wait();
             work.compute(shares);

@@ -146,7 +146,7 @@ impl<D: Ops> Work<'_, D> {
             let (tokens, out) = (self.input(4), self.output(4 * u64::from(k)));
             let (first_row, table_rows, width, rows) = (0, n, k, 1);
             self.device.embed(stream, &Embed { tokens, table, first_row, table_rows, width, out, rows })?;
-            for rows in [1, 8, MOST_SLOTS, 64, 128, 300] {
+            for rows in [1, 8, MOST_SLOTS, 32, 64, 128, 300] {
                 self.linear_by(stream, table, dtype, rows, n, k)?;
                 self.expert_linear_by(stream, table, [rows, 1], n, k)?;
             }
