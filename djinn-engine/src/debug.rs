@@ -333,9 +333,9 @@ pub trait Debugger {
     /// Calls `answer` when the session stops, at once if it is stopped. Drops it if the session ends.
     fn on_pause(&mut self, id: SessionId, answer: PauseAnswer);
 
-    /// Changes values at a hook of a stopped session, or at a [part](Hook::part) of one, for some of the positions at
-    /// which it stopped. The change stays with the session.
-    fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()>;
+    /// Changes values at hooks of a stopped session, or at [parts](Hook::part) of them, each for some of the positions at
+    /// which it stopped. The changes stay with the session. If one is refused, none is made.
+    fn edit(&mut self, id: SessionId, edits: Vec<(Hook, Range<u64>, Edit)>) -> Result<()>;
 
     /// Reads a block's queries and keys from a stopped session, as [`look`](Self::look) does. The attention pattern
     /// follows from them. It may not take more bytes than the hook memory has.

@@ -33,7 +33,7 @@ pub(super) fn measure<D: Ops>(bench: &mut Bench<'_, D>) -> Result<Written> {
     let all = hooks.iter().map(|point| point.hook.clone()).collect();
     let read = look(bench, id, Look { hooks: all, ..Look::default() })?;
     for (point, (_, values)) in hooks.iter().zip(read.values) {
-        bench.service.edit(id, point.hook.clone(), read.positions.clone(), Edit::set(values))?;
+        bench.service.edit(id, vec![(point.hook.clone(), read.positions.clone(), Edit::set(values))])?;
     }
     bench.service.resume_until(id, None)?;
     got.extend(said(bench, id)?);

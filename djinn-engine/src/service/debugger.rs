@@ -268,10 +268,17 @@ impl<D: Ops> Debugger for Service<D> {
         }
     }
 
-    fn edit(&mut self, id: SessionId, hook: Hook, positions: Range<u64>, edit: Edit) -> Result<()> {
-        self.check_edit_at(&self.stopped(id)?.positions, &hook, &positions, &edit)?;
-        self.check_room(id, Demand::of_edit(&hook, &edit))?;
-        self.batcher.record_mut(id)?.write(hook, positions, edit);
+    fn edit(&mut self, id: SessionId, edits: Vec<(Hook, Range<u64>, Edit)>) -> Result<()> {
+        let at = &self.stopped(id)?.positions;
+        for (hook, positions, edit) in &edits {
+            self.check_edit_at(at, hook, positions, edit)?;
+        }
+        let demands = edits.iter().map(|(hook, _, edit)| Demand::of_edit(hook, edit));
+        self.check_room(id, demands.fold(Demand::default(), |all, one| all + one))?;
+        let record = self.batcher.record_mut(id)?;
+        for (hook, positions, edit) in edits {
+            record.write(hook, positions, edit);
+        }
         self.name_pages_anew(id);
         Ok(())
     }

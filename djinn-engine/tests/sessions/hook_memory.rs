@@ -42,15 +42,18 @@ fn a_fork_needs_the_memory_of_its_parents_changes() {
     let id = stopped(&mut service, prompt(3, 30));
     let at = service.paused_at(id).expect("it is stopped").positions;
     let hook = service.hook("blocks.0.hook_out").expect("a hook of the model");
+    let full = |error: Error| matches!(error, Error::HookMemory { have: 40_000, .. });
+    let too_many = vec![(hook.clone(), at.clone(), Edit::scale(1.01)); 40_000 / 736 + 1];
+    assert!(full(service.edit(id, too_many).expect_err("they take more than all")));
+    // None of these was made.
     let mut edits = 0;
     let refused = loop {
-        match service.edit(id, hook.clone(), at.clone(), Edit::scale(1.01)) {
+        match service.edit(id, vec![(hook.clone(), at.clone(), Edit::scale(1.01))]) {
             Ok(()) => edits += 1,
             Err(refused) => break refused,
         }
     };
     assert_eq!(edits, 40_000 / 736);
-    let full = |error: Error| matches!(error, Error::HookMemory { have: 40_000, .. });
     assert!(full(refused));
     assert!(full(service.fork_paused(id).expect_err("its changes take all memory")));
     assert!(full(service.fork(id).expect_err("its changes take all memory")));

@@ -171,7 +171,8 @@ impl World {
                 let Some(id) = of(&self.open, who) else { return };
                 let hook = self.hook(5);
                 let positions = self.service.paused_at(id).map(|at| at.positions);
-                let wrote = self.service.edit(id, hook, positions.clone().unwrap_or(0..1), Edit::scale(0.5));
+                let wrote =
+                    self.service.edit(id, vec![(hook, positions.clone().unwrap_or(0..1), Edit::scale(0.5))]);
                 match (wrote, positions) {
                     (Ok(()), Some(_)) | (Err(Error::NotPaused { .. }), None) => {}
                     (wrote, positions) => panic!("{id} at {positions:?}: {wrote:?}"),

@@ -87,7 +87,7 @@ fn a_session_that_stops_everywhere_gives_the_same_tokens() {
                 _ => at.positions.clone(),
             };
             let own = service.hook(hook).expect("it is known");
-            service.edit(id, own, positions, Edit::set(values)).expect("it is stopped");
+            service.edit(id, vec![(own, positions, Edit::set(values))]).expect("it is stopped");
             if stops % 3 == 0 {
                 // Someone else needs the pages.
                 let neighbour = open(&mut service, &other, 4, DebugSetup::default());
@@ -122,7 +122,7 @@ fn a_stopped_session_gives_its_pages_away() {
         // What is written is kept though the pages are not.
         let before = read(&mut service, id, "blocks.0.hook_out");
         let own = service.hook("blocks.0.hook_out").expect("it is known");
-        service.edit(id, own, at.positions, Edit::set(before)).expect("it is stopped");
+        service.edit(id, vec![(own, at.positions, Edit::set(before))]).expect("it is stopped");
         let neighbour = open(&mut service, &prompt(9, 80), 3, DebugSetup::default());
         settle(&mut service);
         let residency = service.state().session(id).expect("it lives").residency();
@@ -148,7 +148,7 @@ fn a_change_outlives_its_keys_and_values() {
         settle(&mut service);
         assert_eq!(service.paused_at(id).expect("it stops").hit, [20]);
         let own = service.hook("blocks.0.hook_out").expect("it is known");
-        service.edit(id, own, 10..20, Edit::scale(-3.0)).expect("it is stopped");
+        service.edit(id, vec![(own, 10..20, Edit::scale(-3.0))]).expect("it is stopped");
         let filter = Filter { tokens: TokenKind::Generated, steps: 2..3, ..Filter::default() };
         let again = Breakpoint { filter, ..breakpoint(&service, "blocks.1.hook_in") };
         service.set_breakpoint(id, again).expect("there is room");
@@ -266,7 +266,7 @@ fn a_fork_of_a_stopped_session_is_stopped_at_the_same_place() {
     let places = [id, same, other].map(|id| service.paused_at(id).expect("it is stopped").positions);
     assert!(places.iter().all(|place| *place == places[0]));
     let hook = service.hook("blocks.1.hook_in").expect("known");
-    service.edit(other, hook, places[0].clone(), Edit::scale(-4.0)).expect("it is stopped");
+    service.edit(other, vec![(hook, places[0].clone(), Edit::scale(-4.0))]).expect("it is stopped");
     for id in [other, same, id] {
         service.resume_until(id, None).expect("it is stopped");
     }
@@ -330,7 +330,7 @@ fn refusals_name_what_is_wrong() {
         "the model has no hook `blocks.9.hook_out`"
     );
     assert_eq!(text(service.resume_until(id, None).unwrap_err()), "session 1 is not stopped at a breakpoint");
-    let refused = service.edit(id, hook.clone(), 0..1, Edit::scale(2.0));
+    let refused = service.edit(id, vec![(hook.clone(), 0..1, Edit::scale(2.0))]);
     assert_eq!(text(refused.unwrap_err()), "session 1 is not stopped at a breakpoint");
     assert!(matches!(service.fork_paused(far), Err(Error::NoSession { session: 99 })));
     let plain = breakpoint(&service, "blocks.0.hook_out");
@@ -348,13 +348,13 @@ fn refusals_name_what_is_wrong() {
         (0..1, Edit::add(vec![f32::NAN; hook.columns.1 as usize], 1.0), "not finite"),
         (0..2, Edit::set(vec![0.0; 5]), "has 5 values"),
     ] {
-        let error = text(service.edit(stopped, hook.clone(), positions, edit).unwrap_err());
+        let error = text(service.edit(stopped, vec![(hook.clone(), positions, edit)]).unwrap_err());
         assert!(error.contains(why), "{error}");
     }
     // The last token alone has logits.
     let logits = service.hook("unembed.hook_out").expect("known");
     let each = Edit::set(vec![0.0; 10 * logits.columns.1 as usize]);
-    let error = text(service.edit(stopped, logits.clone(), 0..10, each.clone()).unwrap_err());
+    let error = text(service.edit(stopped, vec![(logits.clone(), 0..10, each.clone())]).unwrap_err());
     assert!(error.contains("positions 9 to 10"), "{error}");
     let (sender, looked) = mpsc::channel();
     let seen = Look { edits: vec![(logits, 0..10, each)], logits: true, ..Look::default() };

@@ -120,7 +120,9 @@ impl World {
                     look(&mut self.service, id, Look { hooks, ..Look::default() }).values.remove(0).1;
                 let rows = values.len() as u64 / point.width;
                 let positions = at.positions.end - rows..at.positions.end;
-                self.service.edit(id, point.hook, positions, Edit::set(values)).expect("it is stopped");
+                self.service
+                    .edit(id, vec![(point.hook, positions, Edit::set(values))])
+                    .expect("it is stopped");
             }
             Deed::Disturb(number) => {
                 let point = self.hook(number);

@@ -13,7 +13,7 @@ use crate::sessions::Named;
 use crate::steering::{BodyForm, body_form, check_rows, one_tensor};
 use axum::extract::Path;
 use djinn_engine::Edit;
-use djinn_engine::debug::{AttentionPattern, Debugger, Look, Looked};
+use djinn_engine::debug::{AttentionPattern, Look, Looked};
 use djinn_models::safetensors::TensorWriter;
 use djinn_srg::Hook;
 use serde::Deserialize;
@@ -97,10 +97,7 @@ pub(crate) async fn write(
     let runs = written.positions(&at.positions, &all)?;
     let tokens: u64 = runs.iter().map(|run| run.end - run.start).sum();
     let edits = written.edits(&hook, &op, &runs)?;
-    let write = move |debugger: &mut dyn Debugger, id| {
-        edits.into_iter().try_for_each(|(hook, run, edit)| debugger.edit(id, hook, run, edit))
-    };
-    debug(engine, graph, write).await?;
+    debug(engine, graph, move |debugger, id| debugger.edit(id, edits)).await?;
     named.touch();
     reply::ok(&json!({ "object": "edit", "hook": hook.name, "op": op, "tokens": tokens }))
 }

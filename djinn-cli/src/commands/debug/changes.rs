@@ -52,7 +52,7 @@ impl Debug<'_> {
 
     fn change(&mut self, hook: &Hook, positions: Range<u64>, edit: Edit) -> Result<()> {
         let id = self.session()?.id;
-        Ok(self.engine.edit(id, hook.clone(), positions, edit)?)
+        Ok(self.engine.edit(id, vec![(hook.clone(), positions, edit)])?)
     }
 
     /// Writes tokens' values to a new file.
