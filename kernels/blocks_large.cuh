@@ -159,18 +159,17 @@ struct PreparedQ4_K {
         rest = half2_sub(half2_neg(half2_fma(less, d, rounded)), lost);
     }
 
-    static __device__ __forceinline__ void all(const Segment &segment, PreparedQ4_K (&of)[4]) {
+    /* What prepares each part of a segment. */
+    static __device__ __forceinline__ auto each(const Segment &segment) {
         const uint4 words = *reinterpret_cast<const uint4 *>(segment.shared);
-        const Header header(words.x);
-        /* Of groups 0 to 3, then of groups 4 to 7. */
-        const uint32_t scales[2] = {words.y & 0x3f3f3f3f, (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030)};
-        const uint32_t minima[2] = {words.z & 0x3f3f3f3f, (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030)};
-#pragma unroll
-        for (unsigned part = 0; part < 4; ++part) {
+        return [words, header = Header(words.x)](unsigned part) {
+            /* Of groups 0 to 3, or of groups 4 to 7. */
+            const uint32_t scales = part < 2 ? words.y & 0x3f3f3f3f : (words.w & 0x0f0f0f0f) | (words.y >> 2 & 0x30303030);
+            const uint32_t minima =
+                part < 2 ? words.z & 0x3f3f3f3f : (words.w >> 4 & 0x0f0f0f0f) | (words.z >> 2 & 0x30303030);
             const uint32_t select = part % 2 == 0 ? 0x4140 : 0x4342;
-            of[part] = PreparedQ4_K(header, pick_bytes(scales[part / 2], H_1024 >> 8, select),
-                                    pick_bytes(minima[part / 2], H_1024 >> 8, select));
-        }
+            return PreparedQ4_K(header, pick_bytes(scales, H_1024 >> 8, select), pick_bytes(minima, H_1024 >> 8, select));
+        };
     }
 
     __device__ __forceinline__ PreparedQ4_K of_lane(unsigned lane) const {
@@ -242,11 +241,9 @@ struct PreparedQ6_K {
         }
     }
 
-    static __device__ __forceinline__ void all(const Segment &segment, PreparedQ6_K (&of)[4]) {
-#pragma unroll
-        for (unsigned part = 0; part < 4; ++part) {
-            of[part] = PreparedQ6_K(segment, part);
-        }
+    /* What prepares each part of a segment. */
+    static __device__ __forceinline__ auto each(const Segment &segment) {
+        return [segment](unsigned part) { return PreparedQ6_K(segment, part); };
     }
 
     __device__ __forceinline__ PreparedQ6_K of_lane(unsigned lane) const {

@@ -102,11 +102,9 @@ struct PreparedIQ4_XS {
         return of;
     }
 
-    static __device__ __forceinline__ void all(const Segment &segment, PreparedIQ4_XS (&of)[4]) {
-#pragma unroll
-        for (unsigned part = 0; part < 4; ++part) {
-            of[part] = PreparedIQ4_XS(segment, part);
-        }
+    /* What prepares each part of a segment. */
+    static __device__ __forceinline__ auto each(const Segment &segment) {
+        return [segment](unsigned part) { return PreparedIQ4_XS(segment, part); };
     }
 
     template <Lanes L>

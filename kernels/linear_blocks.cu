@@ -45,14 +45,12 @@ template <djinn_encoding E> struct BlockLanes {
         for (unsigned first = 0; first < Kernel::ITEMS; first += 32) {
             static_assert(Kernel::ITEMS % 32 == 0);
             const unsigned item = first + lane, row = at + item % Kernel::ROWS * PITCH;
-            Prepared of[PARTIALS];
-            Prepared::all(shared_at(row + place<Kernel>(stage, item / Kernel::ROWS)), of);
-            is_usual = is_usual && of[0].is_usual;
-#pragma unroll
-            for (unsigned part = 0; part < PARTIALS; ++part) {
+            const char *from = shared_at(row + place<Kernel>(stage, item / Kernel::ROWS));
+            prepare_parts<Prepared, PARTIALS>(from, [&](unsigned part, const Prepared &of) {
                 *reinterpret_cast<uint4 *>(shared_at(at + Kernel::SCALES + (part * Kernel::ITEMS + item) * 16)) =
-                    *reinterpret_cast<const uint4 *>(&of[part]);
-            }
+                    *reinterpret_cast<const uint4 *>(&of);
+                is_usual = is_usual && of.is_usual;
+            });
         }
         if (lane == 0) {
             *reinterpret_cast<uint32_t *>(shared_at(at + Kernel::USUAL)) = is_usual;

@@ -199,16 +199,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             barriers.ready[slot].wait(parity);
             const unsigned at = ring + slot * stage_size;
             if (unit * PREPARED_ROWS < groups_at(first) * ROWS) {
-                Prepared of[PARTIALS];
-                Prepared::all(shared_at(at + X_BYTES + row * PITCH + place(stage, segment)), of);
-#pragma unroll
-                for (unsigned part = 0; part < PARTIALS; ++part) {
+                const char *from = shared_at(at + X_BYTES + row * PITCH + place(stage, segment));
+                prepare_parts<Prepared, PARTIALS>(from, [&](unsigned part, const Prepared &of) {
                     const unsigned to = at + scales_at(groups) + ((part * SEGMENTS + segment) * turn_rows + row) * 16;
-                    *reinterpret_cast<uint4 *>(shared_at(to)) = *reinterpret_cast<const uint4 *>(&of[part]);
-                }
-                if (lane == 0) {
-                    *reinterpret_cast<uint32_t *>(shared_at(at + flags_at(groups) + unit * 4)) = of[0].is_usual;
-                }
+                    *reinterpret_cast<uint4 *>(shared_at(to)) = *reinterpret_cast<const uint4 *>(&of);
+                    if (part == 0 && lane == 0) {
+                        *reinterpret_cast<uint32_t *>(shared_at(at + flags_at(groups) + unit * 4)) = of.is_usual;
+                    }
+                });
             }
             __syncwarp();
             if (lane == 0) {

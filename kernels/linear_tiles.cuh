@@ -67,6 +67,27 @@ __device__ __forceinline__ void hold(const uint2 (&w)[2][RUN / 16]) {
     }
 }
 
+/*
+ * Prepares all parts of a segment, and calls `keep(part, prepared)`. The more at once, the less they wait for shared memory,
+ * and the more registers they take.
+ */
+template <typename Prepared, unsigned AT_ONCE, typename Keep>
+__device__ __forceinline__ void prepare_parts(const char *segment, const Keep &keep) {
+    const auto of_part = Prepared::each(segment);
+#pragma unroll 1
+    for (unsigned first = 0; first < PARTIALS; first += AT_ONCE) {
+        Prepared of[AT_ONCE];
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; ++i) {
+            of[i] = of_part(first + i);
+        }
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; ++i) {
+            keep(first + i, of[i]);
+        }
+    }
+}
+
 /* N rows of x times up to 64 rows of the weight. */
 template <typename Format, unsigned N> struct TileProducts {
     using T = typename Format::Type;
@@ -77,6 +98,13 @@ template <typename Format, unsigned N> struct TileProducts {
     static constexpr unsigned LEAST_BYTES = 64 * 1024, LEAST_STAGES = 3;
     /* Blocks of a cluster, to which x is multicast. */
     static constexpr unsigned CLUSTER = N > 64 ? 4 : 2;
+    /*
+     * Pieces of a stage of x, each with barriers of its own. With one for each part, warpgroups need not wait for one another,
+     * so that one decodes while another multiplies. Each block then copies one piece, and is told when it was read.
+     */
+    static constexpr unsigned X_PIECES = N > 64 ? PARTIALS : 1, PIECE_BOXES = PARTIALS / X_PIECES;
+    static constexpr unsigned TOLD = X_PIECES == 1 ? CLUSTER : 1;
+    static_assert(X_PIECES == 1 || X_PIECES == CLUSTER);
     /* Whether a run is decoded while the one before is multiplied. With more rows of x there are too few registers. */
     static constexpr bool OVERLAPS = N <= 32;
     /* The last warps prepare scales, each of 32 rows of a stage, a lane one row. */
@@ -84,11 +112,14 @@ template <typename Format, unsigned N> struct TileProducts {
     static constexpr unsigned PREPARERS = 2, PREPARED_ROWS = TILE_ROWS / PREPARERS;
     /* Registers of each thread that computes, and of each other one. 640 threads begin with 96, and divide these anew. */
     static constexpr unsigned REGISTERS = PREPARES && N <= 64 ? 104 : 112, OF_OTHERS = 480 - 4 * REGISTERS;
+    /* Parts that are prepared at once: more take more registers. */
+    static constexpr unsigned PREPARED_AT_ONCE = OF_OTHERS >= 64 ? PARTIALS : 1;
     /* Groups of 8 rows of x whose partial sums are handed over at once. */
     static constexpr unsigned GROUPS = N / 8 < PARTIALS ? N / 8 : PARTIALS;
 
     struct Barriers {
-        Barrier ready[MOST_STAGES], prepared[MOST_STAGES], free[MOST_STAGES], x_ready[X_STAGES], x_free[X_STAGES];
+        Barrier ready[MOST_STAGES], prepared[MOST_STAGES], free[MOST_STAGES];
+        Barrier x_ready[X_STAGES][X_PIECES], x_free[X_STAGES][X_PIECES];
     };
     /* Of a stage whose weights may be decoded. */
     static constexpr unsigned READY = PREPARES ? offsetof(Barriers, prepared) : offsetof(Barriers, ready);
@@ -191,15 +222,21 @@ template <typename Format, unsigned N> struct TileProducts {
             unsigned copied = 0;
             for (unsigned turn = 0; turn < shares; ++turn) {
                 for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
-                    if (copied >= f.x_stages) {
-                        barriers.x_free[place.slot].wait(place.parity ^ 1);
+                    const bool reuses = copied >= f.x_stages;
+                    for (Barrier &ready : barriers.x_ready[place.slot]) {
+                        if (reuses) {
+                            ready.wait(place.parity ^ 1);
+                        }
+                        ready.arrive_expecting(PIECE_BOXES * X_BOX);
                     }
-                    Barrier &ready = barriers.x_ready[place.slot];
-                    ready.arrive_expecting(X_STAGE);
-                    /* Columns past the last are zeros. */
                     for (unsigned box = cluster_rank(); box < PARTIALS; box += CLUSTER) {
+                        const unsigned piece = box / PIECE_BOXES;
+                        if (reuses) {
+                            barriers.x_free[place.slot][piece].wait(place.parity ^ 1);
+                        }
+                        /* Columns past the last are zeros. */
                         copy_box_to_all(x + place.slot * X_STAGE + box * X_BOX, maps.x, segment * SEGMENT + box * RUN,
-                                        rows.first, ready, (1u << CLUSTER) - 1);
+                                        rows.first, barriers.x_ready[place.slot][piece], (1u << CLUSTER) - 1);
                     }
                     place.advance(f.x_stages);
                 }
@@ -218,27 +255,14 @@ template <typename Format, unsigned N> struct TileProducts {
                 char *stage = ring + place.slot * stage_bytes(f.share);
                 if (which * PREPARED_ROWS < f.share) {
                     const char *from = stage + row * Format::PITCH + Format::shift(segment);
-                    const auto keep_prepared = [&](unsigned part, const typename Format::Prepared &of) {
+                    using Prepared = typename Format::Prepared;
+                    prepare_parts<Prepared, PREPARED_AT_ONCE>(from, [&](unsigned part, const Prepared &of) {
                         char *to = stage + scales_at(f.share) + (part * f.share + row) * 16;
                         *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(&of);
                         if (part == 0 && lane == 0) {
                             *reinterpret_cast<uint32_t *>(stage + flags_at(f.share) + which * 4) = of.is_usual;
                         }
-                    };
-                    if constexpr (OF_OTHERS >= 64) {
-                        typename Format::Prepared of[PARTIALS];
-                        Format::Prepared::all(from, of);
-#pragma unroll
-                        for (unsigned part = 0; part < PARTIALS; ++part) {
-                            keep_prepared(part, of[part]);
-                        }
-                    } else {
-                        /* All at once would take too many registers. */
-#pragma unroll 1
-                        for (unsigned part = 0; part < PARTIALS; ++part) {
-                            keep_prepared(part, typename Format::Prepared(from, part));
-                        }
-                    }
+                    });
                 }
                 __syncwarp();
                 if (lane == 0) {
@@ -265,8 +289,10 @@ template <typename Format, unsigned N> struct TileProducts {
         const unsigned stages = pin_shared(f.stages), x_stages = pin_shared(f.x_stages);
         const unsigned columns = pin_shared(first < f.share ? a.k : 0);
         const unsigned barriers_at = pin_shared(shared_address(&barriers));
-        /* Lane l tells block l of the cluster that x was read. */
-        const unsigned x_free = keep(address_at(barriers_at + X_FREE, lane % CLUSTER));
+        /* Lanes tell the blocks that copy this piece of x that it was read. */
+        const unsigned piece = part / PIECE_BOXES;
+        const unsigned x_free = keep(address_at(barriers_at + X_FREE + piece * 8, (part + lane) % CLUSTER));
+        const unsigned x_ready = barriers_at + X_READY + piece * 8;
         const unsigned x_at = pin_shared(shared_address(x) + part * X_BOX);
         unsigned slot = 0, parity = 0, x_slot = 0, x_parity = 0;
         Share share = share_at(blockIdx.x);
@@ -286,7 +312,7 @@ template <typename Format, unsigned N> struct TileProducts {
             /* The barrier of the x that was multiplied last. */
             unsigned read = 0;
             const auto tell = [&] {
-                if (read != 0 && lane < CLUSTER) {
+                if (read != 0 && lane < TOLD) {
                     Barrier::arrive_other(read);
                 }
             };
@@ -313,7 +339,7 @@ template <typename Format, unsigned N> struct TileProducts {
                 if (++slot == stages) {
                     slot = 0, parity ^= 1;
                 }
-                Barrier::wait_at(barriers_at + X_READY + x_slot * 8, x_parity);
+                Barrier::wait_at(x_ready + x_slot * 8 * X_PIECES, x_parity);
                 const uint64_t box_of_x = describe_at(x_at + x_slot * X_STAGE);
                 begin_products();
 #pragma unroll
@@ -327,7 +353,7 @@ template <typename Format, unsigned N> struct TileProducts {
                     hold(before);
                     tell();
                 }
-                read = x_free + x_slot * 8;
+                read = x_free + x_slot * 8 * X_PIECES;
                 if (++x_slot == x_stages) {
                     x_slot = 0, x_parity ^= 1;
                 }
@@ -419,8 +445,11 @@ template <typename Format, unsigned N> struct TileProducts {
                     barriers.prepared[i].init_by_warp(PREPARERS);
                     barriers.free[i].init_by_warp(COMPUTING / 32);
                 } else {
-                    barriers.x_ready[i - f.stages].init_by_warp(1);
-                    barriers.x_free[i - f.stages].init_by_warp(CLUSTER * COMPUTING / 32);
+#pragma unroll
+                    for (unsigned piece = 0; piece < X_PIECES; ++piece) {
+                        barriers.x_ready[i - f.stages][piece].init_by_warp(1);
+                        barriers.x_free[i - f.stages][piece].init_by_warp(CLUSTER * COMPUTING / 32 / X_PIECES);
+                    }
                 }
             });
             __syncthreads();
