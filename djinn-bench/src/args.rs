@@ -169,6 +169,9 @@ pub(crate) struct SweepArgs {
     /// How matrices are in memory [default: stored]
     #[arg(long, value_name = "HOW", value_enum)]
     pub(crate) encoding: Option<WeightEncoding>,
+    /// Element type of the KV cache [default: f16, or f32 for f32 weights and on the CPU]
+    #[arg(long, value_name = "TYPE", value_parser = djinn_host::kv_type())]
+    pub(crate) kv_dtype: Option<DType>,
     /// Cap on device memory while streaming
     #[arg(long, value_parser = bytes, default_value = "20GiB")]
     pub(crate) vram: u64,

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
     if let Some(top_p) = args.top_p {
         ensure!((0.0..=1.0).contains(&top_p), "--top-p is {top_p}; it must be between 0 and 1");
     }
-    let mut setup = Setup { encoding: args.encoding, ..args.device.setup()? };
+    let mut setup = Setup { encoding: args.encoding, kv_dtype: args.kv_dtype, ..args.device.setup()? };
     let model = model::open(&setup, &args.model)?;
     let mut body = Sweep {
         model: model::label(&model.name, args.encoding),
