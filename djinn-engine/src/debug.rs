@@ -158,12 +158,19 @@ pub enum AtTtl {
 pub struct Steering {
     /// The name under which [`Debugger::applied`] counts it.
     pub name: String,
-    /// The hook point.
+    /// The hook point, or a [part](Hook::part) of it.
     pub hook: Hook,
     /// The change, the same for every token.
     pub edit: Edit,
     /// The kind of tokens.
     pub tokens: TokenKind,
+}
+
+impl Steering {
+    /// The hook memory that it takes in a step, besides that for each of the step's rows.
+    pub fn bytes(&self) -> u64 {
+        Demand::of_edit(&self.hook, &self.edit).fixed
+    }
 }
 
 /// The breakpoints and steering of a new session.
@@ -186,7 +193,7 @@ impl DebugSetup {
     pub(crate) fn salt(&self, origin: &mut Origin) -> bool {
         match origin {
             Origin::Salt(salt) if !self.steering.is_empty() => {
-                let steering = self.steering.iter().map(|one| (&one.hook.name, &one.edit, one.tokens));
+                let steering = self.steering.iter().map(|one| (&one.hook, &one.edit, one.tokens));
                 // Within a process, equal text stands for equal values.
                 let text = format!("{:?}", steering.collect::<Vec<_>>());
                 salt.extend(blake3::hash(text.as_bytes()).as_bytes());

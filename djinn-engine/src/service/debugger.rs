@@ -146,8 +146,7 @@ impl<D: Ops> Service<D> {
     pub(super) fn check_setup(&self, setup: &DebugSetup, parent: Option<SessionId>) -> Result<()> {
         let DebugSetup { breakpoints, steering } = setup;
         breakpoints.iter().try_for_each(|breakpoint| self.check_breakpoint(breakpoint))?;
-        steering.iter().try_for_each(check_steering)?;
-        steering.iter().try_for_each(|steering| self.check_hook(&steering.hook))?;
+        steering.iter().try_for_each(|steering| self.check_steering(steering))?;
         let inherited = parent.and_then(|parent| self.batcher.record(parent).ok()?);
         let inherited = inherited.map_or_else(Demand::default, |record| self.batcher.demand(&record.fork()));
         self.batcher.check_hook_memory(None, self.demand_of(setup.clone()) + inherited)
@@ -174,10 +173,7 @@ impl<D: Ops> Service<D> {
 
     /// Checks a change at `positions` of a session that is stopped at `at`. Logits have a row for the last one only.
     fn check_edit_at(&self, at: &Range<u64>, hook: &Hook, positions: &Range<u64>, edit: &Edit) -> Result<()> {
-        match self.engine().graph().hook(&hook.name) {
-            Some(own) if hook.is_part_of(own) => {}
-            _ => return Err(Error::UnknownHook(hook.name.clone())),
-        }
+        self.check_part(hook)?;
         let Range { start, end } = *at;
         let start = if of_logits(self.engine().graph(), hook) { end - 1 } else { start };
         if positions.is_empty() || positions.start < start || positions.end > end {
@@ -185,6 +181,19 @@ impl<D: Ops> Service<D> {
             return Err(Error::Intervention { hook: hook.name.clone(), detail });
         }
         check_edit(hook, (positions.end - positions.start) as usize, edit)
+    }
+
+    fn check_steering(&self, steering: &Steering) -> Result<()> {
+        self.check_part(&steering.hook)?;
+        check_edit(&steering.hook, 1, &steering.edit)
+    }
+
+    /// Checks that a hook, or the one that it is part of, belongs to this model.
+    fn check_part(&self, hook: &Hook) -> Result<()> {
+        match self.engine().graph().hook(&hook.name) {
+            Some(own) if hook.is_part_of(own) => Ok(()),
+            _ => Err(Error::UnknownHook(hook.name.clone())),
+        }
     }
 
     /// Checks that a hook belongs to this model.
@@ -200,10 +209,6 @@ impl<D: Ops> Service<D> {
 fn check_edit(hook: &Hook, tokens: usize, edit: &Edit) -> Result<()> {
     let all = std::iter::once(0..tokens).collect();
     Intervention { hook: hook.clone(), tokens: all, act: Act::Edit(edit.clone()) }.check(tokens)
-}
-
-fn check_steering(steering: &Steering) -> Result<()> {
-    check_edit(&steering.hook, 1, &steering.edit)
 }
 
 impl<D: Ops> Debugger for Service<D> {
@@ -245,10 +250,7 @@ impl<D: Ops> Debugger for Service<D> {
     }
 
     fn steer(&mut self, id: SessionId, steering: Vec<Steering>) -> Result<()> {
-        for one in &steering {
-            check_steering(one)?;
-            self.check_hook(&one.hook)?;
-        }
+        steering.iter().try_for_each(|one| self.check_steering(one))?;
         let setup = DebugSetup { breakpoints: Vec::new(), steering: steering.clone() };
         self.check_room(id, self.demand_of(setup))?;
         self.batcher.steer(id, steering)?;

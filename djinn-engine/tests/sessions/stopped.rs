@@ -9,6 +9,7 @@ use djinn_engine::debug::{
 };
 use djinn_engine::{Edit, Error, Happening, Opening, Origin, Turn};
 use djinn_scheduler::{Residency, SessionEvent, SessionId};
+use djinn_srg::Hook;
 use std::sync::mpsc;
 
 pub(crate) fn hooked(pages: u32, host_pages: u32) -> Options {
@@ -173,6 +174,71 @@ fn a_change_outlives_its_keys_and_values() {
     assert_ne!(changed, alone("tiny-gqa", &[(tokens.clone(), 4)])[0], "the change does something");
 }
 
+/// Changes that last give the tokens and logits of the same changes made at every stop, also where keys and values were
+/// lost and computed again.
+#[test]
+fn lasting_changes_are_those_of_every_stop() {
+    let tokens = prompt(13, 56);
+    let run = |kind: TokenKind, lasts: bool, lose: bool| {
+        let config = SimConfig { seed: 5, ..SimConfig::default() };
+        let mut service = serve(sim(config), "tiny-gqa", &hooked(12, 0), &settings("lru"));
+        let own = |hook: &str| service.hook(hook).expect("a hook of the model");
+        let part = |hook: &str, columns| own(hook).part(columns).expect("it has them");
+        let row = |hook: &Hook| (0..hook.columns.1).map(|at| (at % 7) as f32 - 3.0).collect::<Vec<_>>();
+        let (keys, middle) = (part("blocks.1.attn.hook_k", 2..7), own("blocks.1.hook_resid_mid"));
+        let (added, direction) = (Edit::add(row(&keys), 2.0), Edit::along(row(&middle), -1.0));
+        let edits = [
+            (part("blocks.0.attn.hook_z", 4..8), Edit::scale(0.0)),
+            (part("blocks.0.mlp.hook_post", 3..4), Edit::set(vec![5.0])),
+            (keys, added),
+            (middle, direction),
+            (own("blocks.1.hook_out"), Edit::clamp(-0.7, 0.9)),
+            (part("unembed.hook_out", 1..2), Edit::scale(1.5)),
+        ];
+        let read = Breakpoint { pause: false, capture: true, ..breakpoint(&service, "unembed.hook_out") };
+        let steps = if lasts { 3..4 } else { 0..u64::MAX };
+        let stopping = if lasts { TokenKind::Generated } else { kind };
+        let filter = Filter { tokens: stopping, steps, ..Filter::default() };
+        let stop = Breakpoint { filter, ..breakpoint(&service, "embed.hook_out") };
+        let name = || "lasting".to_owned();
+        let lasting = edits.iter().cloned();
+        let lasting = lasting.map(|(hook, edit)| Steering { name: name(), hook, edit, tokens: kind });
+        let steering = if lasts { lasting.collect() } else { Vec::new() };
+        let id = open(&mut service, &tokens, 6, DebugSetup { breakpoints: vec![read, stop], steering });
+        settle(&mut service);
+        while let Some(at) = service.paused_at(id) {
+            if !lasts {
+                let at = at.positions;
+                let with_logits = |hook: &Hook| hook.name.starts_with("unembed");
+                let here = |hook: &Hook| if with_logits(hook) { at.end - 1..at.end } else { at.clone() };
+                let all = edits.iter().map(|(hook, edit)| (hook.clone(), here(hook), edit.clone()));
+                service.edit(id, all.collect()).expect("it is stopped");
+            }
+            if lose {
+                let neighbour = open(&mut service, &prompt(9, 85), 3, DebugSetup::default());
+                settle(&mut service);
+                assert_eq!(service.state().session(id).expect("it lives").residency(), Residency::Gone);
+                service.event(neighbour, SessionEvent::End).expect("it is open");
+            }
+            service.resume_until(id, None).expect("it is stopped");
+            settle(&mut service);
+        }
+        let captured = service.take_captures(id).expect("it lives").captures;
+        let logits: Vec<Vec<f32>> = captured.into_iter().map(|one| one.values).collect();
+        let applied = service.applied(id).expect("it lives").remove(0).1;
+        let said = (generated(&service, id), logits, applied);
+        close_all(service, (12, 0));
+        said
+    };
+    for (kind, changed) in [(TokenKind::Any, 56 + 5), (TokenKind::Generated, 5)] {
+        let by_hand = run(kind, false, false);
+        assert_eq!(by_hand.2, changed);
+        assert_eq!(run(kind, true, false), by_hand, "{kind:?}");
+        assert_eq!(run(kind, true, true), by_hand, "{kind:?}, computed again");
+        assert_ne!(by_hand.0, alone("tiny-gqa", &[(tokens.clone(), 6)])[0], "they change something");
+    }
+}
+
 /// A look reads what a capture reads, at any hook, and its changes are its own.
 #[test]
 fn looks_read_what_captures_keep() {
@@ -311,6 +377,13 @@ fn steering_changes_its_own_session_alone() {
     assert_eq!(run(setup(steering(4.0, TokenKind::Any))).2, 40, "equal steering shares");
     let (_, applied, _) = run(setup(steering(4.0, TokenKind::Generated)));
     assert_eq!(applied, [("test".to_owned(), 5)]);
+    // Equal changes of other columns are other changes.
+    for columns in [0..8, 8..16] {
+        let hook = hook.part(columns).expect("it has them");
+        let part = Steering { hook, edit: Edit::scale(0.0), ..steering(1.0, TokenKind::Any) };
+        assert_eq!(run(setup(part.clone())).2, 0);
+        assert_eq!(run(setup(part)).2, 40);
+    }
     assert_eq!(run(DebugSetup::default()), (want, Vec::new(), 40));
     close_all(service, (60, 40));
 }
@@ -362,6 +435,15 @@ fn refusals_name_what_is_wrong() {
     settle(&mut service);
     assert_eq!(text(looked.recv().expect("it is answered").unwrap_err()), error);
     assert_eq!(service.applied(stopped).expect("it lives"), []);
+    let steering = |hook: &Hook, edit| {
+        vec![Steering { name: "s".to_owned(), hook: hook.clone(), edit, tokens: TokenKind::Any }]
+    };
+    let beyond = Hook { columns: (hook.columns.0 + 1, hook.columns.1), ..hook.clone() };
+    let refused = service.steer(id, steering(&beyond, Edit::scale(2.0)));
+    assert!(matches!(refused, Err(Error::UnknownHook(_))), "{refused:?}");
+    let some = hook.part(1..4).expect("it has them");
+    let error = text(service.steer(id, steering(&some, Edit::set(vec![0.0; 2]))).unwrap_err());
+    assert!(error.contains("has 2 values"), "{error}");
     // Memory for hooks is checked before anything is armed.
     let config = SimConfig::default();
     let small = Options { hook_bytes: 20_000, ..hooked(20, 0) };
