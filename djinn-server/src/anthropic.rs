@@ -33,7 +33,7 @@ pub(crate) async fn create(headers: HeaderMap, request: ApiRequest) -> Answered 
     let stream = fields.flag("stream")?;
     let max_tokens = fields.integer("max_tokens", 1..=u64::MAX)?;
     let max_tokens = max_tokens.ok_or_else(|| ApiError::field("max_tokens", "`max_tokens` is missing"))?;
-    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
+    let (salt, hints) = (request.salt(), request.hints(&fields, &model, None)?);
     let prepared = model.work(move |model| {
         let stop = request::stop_sequences(&fields)?;
         let chat = request::chat_fields(&fields)?;
@@ -70,7 +70,7 @@ pub(crate) async fn count_tokens(headers: HeaderMap, request: ApiRequest) -> Ans
     // What does not count must mean something all the same.
     fields.flag("stream")?;
     fields.integer("max_tokens", 1..=u64::MAX)?;
-    request.hints(&fields, None)?;
+    request.hints(&fields, &model, None)?;
     let prompt = model.work(move |model| {
         request::stop_sequences(&fields)?;
         chat::prompt(&request::chat_fields(&fields)?, model).map_err(request::in_own_names)

@@ -17,7 +17,7 @@ pub(crate) const LONGEST_STOP: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Fields {
-    fields: Map<String, Value>,
+    whole: Part,
     /// What they take of the room for parsed bodies.
     _room: Option<RoomTaken>,
 }
@@ -59,9 +59,9 @@ impl Fields {
         Self::new(fields.collect(), endpoint)
     }
 
-    /// All fields, as an object.
-    pub(crate) fn whole(&self) -> Value {
-        Value::Object(self.fields.clone())
+    /// All fields.
+    pub(crate) fn whole(&self) -> &Part {
+        &self.whole
     }
 
     /// The fields of a request that was translated from another API, with the same refusals.
@@ -69,7 +69,7 @@ impl Fields {
     /// # Errors
     /// 400 for a refused field.
     pub(crate) fn new(fields: Map<String, Value>, endpoint: &Endpoint) -> Result<Self, ApiError> {
-        let fields = Fields { fields, _room: None };
+        let fields = Fields { whole: Part { place: String::new(), fields }, _room: None };
         for field in endpoint.fields {
             if let (Support::Refused { neutral, instead }, Some(value)) =
                 (&field.support, fields.get(field.name))
@@ -90,20 +90,18 @@ impl Fields {
     /// 400 that names the first other one.
     pub(crate) fn only_of(self, endpoint: &Endpoint) -> Result<Self, ApiError> {
         let known: Vec<&str> = endpoint.fields.iter().map(|field| field.name).collect();
-        match unknown(&self.fields, &known) {
-            None => Ok(self),
-            Some((name, why)) => Err(ApiError::field(name.clone(), format!("`{name}` {why}"))),
-        }
+        self.whole.only(&known)?;
+        Ok(self)
     }
 
     /// A field's value; null counts as absent.
     pub(crate) fn get(&self, name: &str) -> Option<&Value> {
-        self.fields.get(name).filter(|value| !value.is_null())
+        self.whole.get(name)
     }
 
     /// Whether a field is present and null.
     pub(crate) fn is_null(&self, name: &str) -> bool {
-        self.fields.get(name).is_some_and(Value::is_null)
+        self.whole.fields.get(name).is_some_and(Value::is_null)
     }
 
     /// A field of the type `T`.

@@ -11,7 +11,7 @@ use crate::model::{AnswerEvent, ServedModel};
 use crate::sessions::TurnResult;
 use crate::steering::{HookRoom, Steered};
 use crate::time_up::TimeUp;
-use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, ToolFormat, VectorUse, write_times};
+use crate::{ApiError, OutputEvent, ReasoningMode, SessionUse, SteeringUse, ToolFormat, write_times};
 use applied::Applied;
 use djinn_engine::debug::DebugSetup;
 use djinn_engine::{Constraint, Finish, Happening, Listener, NoToken, Opening, Origin, Sampling, Turn};
@@ -60,8 +60,8 @@ pub struct GenerateRequest {
     pub salt: Vec<u8>,
     /// The tenant, whose default steering applies.
     pub tenant: Vec<u8>,
-    /// Steering vectors. `None`: those of the session or the key.
-    pub steering: Option<Vec<VectorUse>>,
+    /// Steering. `None`: that of the session or the key.
+    pub steering: Option<SteeringUse>,
     /// The session that the first answer continues. Other answers have sessions of their own, which end with them.
     pub session: Option<SessionUse>,
 }
@@ -163,7 +163,7 @@ impl Answers {
         let speaking = speaking?;
         let sessions = &model.sessions;
         let own = generate.session.as_ref().and_then(|session| sessions.steering(session));
-        let named = generate.steering.as_deref().or(own.as_deref());
+        let named = generate.steering.as_ref().or(own.as_deref());
         let room = HookRoom { bytes: model.hook_bytes, sessions: open as u64 };
         let steered = Steered::new(&model.steering, &generate.tenant, named, "steering.vectors", room)?;
         let debugged = generate.session.as_ref().and_then(|session| sessions.debugged(session));

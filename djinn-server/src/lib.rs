@@ -49,7 +49,7 @@ pub use log_format::LogFormat;
 pub use model::{ServedModel, Serving, SharedDevice};
 pub use server::{Limits, Server};
 pub use sessions::SessionUse;
-pub use steering::{SteeredTokens, SteeringAlgorithm, VectorUse};
+pub use steering::{LastingEdit, SteeredTokens, SteeringAlgorithm, SteeringUse, VectorUse};
 pub use store::ModelStore;
 #[cfg(feature = "otel")]
 pub use telemetry::Telemetry;

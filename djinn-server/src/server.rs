@@ -409,9 +409,14 @@ impl ApiRequest {
         self.server.first_name(model)
     }
 
-    /// The request's session hints. `response` is the session that its response would name.
-    pub(crate) fn hints(&self, fields: &Fields, response: Option<&str>) -> Result<Hints, ApiError> {
-        Hints::read(&self.headers, fields, self.salt(), response)
+    /// The session hints of a request for `model`. `response` is the session that its response would name.
+    pub(crate) fn hints(
+        &self,
+        fields: &Fields,
+        model: &ServedModel,
+        response: Option<&str>,
+    ) -> Result<Hints, ApiError> {
+        Hints::read(&self.headers, fields, self.salt(), model.graph(), response)
     }
 
     /// The salt that separates the tenant's prefixes from those of others.

@@ -1,4 +1,4 @@
-//! Steering: named vectors that are added to activations of sessions.
+//! Steering: named vectors that are added to activations of sessions, and other changes of all their tokens.
 //!
 //! A vector has a direction for each of some hook points, usually the ends of blocks. [`parse`] reads it from JSON,
 //! safetensors or GGUF, [`store`] keeps it within bounds, [`apply`] implements a request's field `steering`, and
@@ -10,7 +10,7 @@ pub(crate) mod routes;
 mod store;
 
 pub(crate) use apply::{HookRoom, Steered};
-pub use apply::{SteeredTokens, SteeringAlgorithm, VectorUse};
+pub use apply::{LastingEdit, SteeredTokens, SteeringAlgorithm, SteeringUse, VectorUse};
 pub(crate) use parse::{
     BodyForm, ReadTensor, check_rows, check_values, form as body_form, one_tensor, tensor_of,
 };

@@ -4,13 +4,12 @@ use super::breakpoint::{self, Armed, MOST_BREAKPOINTS, paused_json};
 use super::engine::debug;
 use super::tokens::{LOOK_SOON, wait_of};
 use crate::ApiError;
-use crate::body::Part;
 use crate::fields::{BREAKPOINTS, SESSION_STEERING};
 use crate::reply::{self, Answered};
 use crate::request::{Asker, Pairs, tenant_salt};
 use crate::server::{ApiRequest, Server};
 use crate::sessions::Named;
-use crate::steering::{HookRoom, Steered, VectorUse};
+use crate::steering::{HookRoom, Steered, SteeringUse};
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use djinn_engine::debug::{Breakpoint, PausedAt};
@@ -153,10 +152,10 @@ fn json_of(named: &Named, at: &PausedAt) -> Option<Value> {
 pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let named = Named::find(&request.server, request.salt(), &id, &query)?;
     let fields = request.fields(&SESSION_STEERING)?;
-    let part = Part::new(String::new(), Some(&fields.whole()))?;
-    let uses = VectorUse::list(&part)?;
+    let uses = SteeringUse::of(fields.whole(), named.model.graph())?;
     let room = HookRoom { bytes: named.model.hook_bytes, sessions: 1 };
     let steered = Steered::new(&named.model.steering, &named.key.0, Some(&uses), "vectors", room)?;
+    named.model.sessions.check_steering(&named.key, &uses, room.bytes)?;
     if let Some(engine) = &named.record.engine {
         let edits = steered.edits;
         let told = debug(engine, named.model.graph(), |debugger, id| debugger.steer(id, edits)).await;
@@ -166,8 +165,9 @@ pub(crate) async fn steer(Path(id): Path<String>, query: Pairs, request: ApiRequ
             _ => {}
         }
     }
-    let data: Vec<Value> = uses.iter().map(VectorUse::json).collect();
+    let mut body = uses.json();
+    body["object"] = json!("session.steering");
     named.model.sessions.steer(&named.key, uses, steered.digest);
     named.touch();
-    reply::ok(&json!({ "object": "session.steering", "vectors": data }))
+    reply::ok(&body)
 }

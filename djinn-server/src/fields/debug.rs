@@ -6,7 +6,9 @@ use super::{Endpoint, MODEL, RequestField, yes};
 pub(super) const STEERED: RequestField = yes(
     "steering",
     "`vectors`, as EasySteer's: `source` (a name of `/v1/steering`), `scale`, `layers`, `apply` (`prompt`, `generation`), \
-     `algorithm` (`direct` or `erase`): [steering](breakpoints.md#steering)",
+     `algorithm` (`direct` or `erase`): [steering](breakpoints.md#steering). `edits`: changes of all tokens, each with its \
+     `hook`, the fields of `POST …/activations/{hook}` but `positions`, and `apply`: \
+     [lasting changes](breakpoints.md#lasting-changes)",
 );
 
 /// `/v1/sessions/{id}/breakpoints`.
@@ -131,5 +133,8 @@ pub const STEERING_DEFAULT: Endpoint = Endpoint {
 pub const SESSION_STEERING: Endpoint = Endpoint {
     method: "POST",
     path: "/v1/sessions/{id}/steering",
-    fields: &[yes("vectors", "as in the field `steering` of requests; an empty list ends it")],
+    fields: &[
+        yes("vectors", "as in the field `steering` of requests"),
+        yes("edits", "as there. Two empty lists end the steering"),
+    ],
 };

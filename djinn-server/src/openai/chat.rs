@@ -17,7 +17,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
     let fields = request.fields(&CHAT)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
-    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
+    let (salt, hints) = (request.salt(), request.hints(&fields, &model, None)?);
     let names_a_function = structure::names_a_function(&fields);
     let mut generate = model.work(move |model| generate(&fields, model, &salt)).await?;
     hints.apply(&mut generate);

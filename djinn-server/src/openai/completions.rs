@@ -21,7 +21,7 @@ pub(crate) async fn complete(request: ApiRequest) -> Answered {
     let fields = request.fields(&COMPLETIONS)?;
     let model = request.model(&fields)?;
     let streaming = Streaming::read(&fields)?;
-    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
+    let (salt, hints) = (request.salt(), request.hints(&fields, &model, None)?);
     let prepared = model.work(move |model| {
         let echo = fields.flag("echo")?;
         let logprobs = fields.integer("logprobs", 0..=20)?.map(|top| top as u8);

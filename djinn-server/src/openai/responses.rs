@@ -46,7 +46,7 @@ pub(crate) async fn create(request: ApiRequest) -> Answered {
     let id = answer_id("resp_");
     // A stored response names the session of those that continue it.
     let own = session.or_else(|| store.then(|| id.clone()));
-    let hints = request.hints(&fields, own.as_deref())?;
+    let hints = request.hints(&fields, &model, own.as_deref())?;
     let session = hints.session_id().map(str::to_owned);
     let (salt, name) = (request.salt(), request.model_name(&model));
     let prepared = model.work(move |model| {

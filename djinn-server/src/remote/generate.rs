@@ -19,7 +19,7 @@ const MOST_STOPS: usize = 16;
 pub(crate) async fn generate(request: ApiRequest) -> Answered {
     let fields = request.fields(&GENERATE)?;
     let model = request.model(&fields)?;
-    let (salt, hints) = (request.salt(), request.hints(&fields, None)?);
+    let (salt, hints) = (request.salt(), request.hints(&fields, &model, None)?);
     let (mut prepared, forgotten) = model.work(move |model| prepare(&fields, model, salt)).await?;
     hints.apply(&mut prepared);
     drop(request);

@@ -2,8 +2,8 @@
 
 use super::table::{Key, Record};
 use super::{EngineSession, SessionTable, SessionUse};
-use crate::VectorUse;
 use crate::debug::Armed;
+use crate::{ApiError, SteeringUse};
 use djinn_engine::SessionId;
 use djinn_engine::debug::{Breakpoint, BreakpointId};
 use std::sync::Arc;
@@ -95,13 +95,35 @@ impl SessionTable {
         });
     }
 
+    /// Checks that edits are kept for a session's requests: those of all sessions take at most `most` bytes.
+    ///
+    /// # Errors
+    /// 429 if they take more.
+    pub(crate) fn check_steering(
+        &self,
+        key: &Key,
+        steering: &SteeringUse,
+        most: u64,
+    ) -> Result<(), ApiError> {
+        let (own, others) = (steering.bytes(), self.edit_bytes_besides(key));
+        if own == 0 || own + others <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "the edits take {own} bytes, and those of other sessions {others} of {most}; put them into requests, or \
+             delete sessions"
+        );
+        Err(ApiError::busy(message))
+    }
+
     /// Sets a session's default steering, and the digest of the steering of its keys and values.
-    pub(crate) fn steer(&self, key: &Key, steering: Vec<VectorUse>, digest: Option<blake3::Hash>) {
-        self.change(key, |record| (record.steering, record.steered) = (Some(steering), digest));
+    pub(crate) fn steer(&self, key: &Key, steering: SteeringUse, digest: Option<blake3::Hash>) {
+        let steering = Some(Arc::new(steering));
+        self.change(key, |record| (record.steering, record.steered) = (steering, digest));
     }
 
     /// The default steering of a request's session, if its client has set one.
-    pub(crate) fn steering(&self, using: &SessionUse) -> Option<Vec<VectorUse>> {
+    pub(crate) fn steering(&self, using: &SessionUse) -> Option<Arc<SteeringUse>> {
         self.record(&(using.tenant.clone(), using.id.clone()))?.steering
     }
 

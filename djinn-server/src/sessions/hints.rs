@@ -2,9 +2,10 @@
 
 use super::identity;
 use crate::body::{Fields, Part};
-use crate::{ApiError, GenerateRequest, VectorUse};
+use crate::{ApiError, GenerateRequest, SteeringUse};
 use axum::http::HeaderMap;
 use djinn_scheduler::Signal;
+use djinn_srg::Graph;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -40,11 +41,12 @@ pub(crate) struct Hints {
     tenant: Vec<u8>,
     session: Option<SessionUse>,
     priority: Option<i32>,
-    steering: Option<Vec<VectorUse>>,
+    steering: Option<SteeringUse>,
 }
 
 impl Hints {
-    /// Reads the headers and fields of a request of `tenant`. `response` is the session that its response would name.
+    /// Reads the headers and fields of a request of `tenant` for the model of `graph`. `response` is the session that its
+    /// response would name.
     ///
     /// # Errors
     /// 400 that names the header or field.
@@ -52,6 +54,7 @@ impl Hints {
         headers: &HeaderMap,
         fields: &Fields,
         tenant: Vec<u8>,
+        graph: &Graph,
         response: Option<&str>,
     ) -> Result<Self, ApiError> {
         let agent = Part::of(fields, "agent_hints")?;
@@ -85,7 +88,7 @@ impl Hints {
         });
         // In Dynamo's field, higher priorities go first.
         let priority = urgency.filter(|_| fields.get("priority").is_none()).map(i32::saturating_neg);
-        Ok(Hints { tenant, session, priority, steering: VectorUse::read(fields)? })
+        Ok(Hints { tenant, session, priority, steering: SteeringUse::read(fields, graph)? })
     }
 
     pub(crate) fn session_id(&self) -> Option<&str> {
@@ -126,15 +129,14 @@ fn kv_signal(fields: &Fields) -> Result<Option<Signal>, ApiError> {
             Some(_) => return Err(action.wrong("action_version", "must be a text or a number")),
         };
         if (kind.as_str(), version.as_str()) == ("djinn.signal", "1") {
-            signal = Some(self::signal(action.get("payload"), &action.place_of("payload"))?);
+            signal = Some(self::signal(&action.part("payload")?)?);
         }
     }
     Ok(signal)
 }
 
-/// Reads a client's signal at a place in the body.
-pub(super) fn signal(value: Option<&Value>, place: &str) -> Result<Signal, ApiError> {
-    let part = Part::new(place.to_owned(), value)?;
+/// Reads a client's signal.
+pub(super) fn signal(part: &Part) -> Result<Signal, ApiError> {
     match part.get("phase").and_then(Value::as_str) {
         Some("io_wait") => {
             let tool = match part.get("tool") {

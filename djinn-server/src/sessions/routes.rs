@@ -319,7 +319,7 @@ pub(crate) async fn act(
 
 async fn signalled(named: &Named, request: &ApiRequest) -> Answered {
     let fields = request.fields(&SIGNAL)?;
-    let signal = signal(Some(&fields.whole()), "")?;
+    let signal = signal(fields.whole())?;
     let gone = || ApiError { status: StatusCode::NOT_FOUND, ..named.no_state() };
     let engine = named.record.engine.as_ref().ok_or_else(gone)?;
     let told = ask(|answer| engine.client.begin_signal(engine.id, signal, answer)).await;

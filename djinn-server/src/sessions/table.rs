@@ -2,7 +2,7 @@
 
 use super::{LONGEST_TOOL, SessionUse};
 use crate::debug::{Armed, Bell};
-use crate::{ApiError, FinishReason, TokenUsage, VectorUse, reply};
+use crate::{ApiError, FinishReason, SteeringUse, TokenUsage, reply};
 use djinn_engine::debug::Breakpoint;
 use djinn_engine::{Client, SessionId};
 use djinn_scheduler::{SessionEvent, Signal};
@@ -47,7 +47,7 @@ pub(crate) struct Record {
     /// The digest of its steering.
     pub(super) steered: Option<blake3::Hash>,
     /// Its default steering, if its client has set one.
-    pub(super) steering: Option<Vec<VectorUse>>,
+    pub(super) steering: Option<Arc<SteeringUse>>,
     pub(super) breakpoints: Vec<Armed>,
     pub(super) armed: u64,
     /// Whether it may have been paused at a breakpoint and changed.
@@ -311,6 +311,13 @@ impl SessionTable {
         let records = self.records();
         let own = records.by_key.iter().filter(|((owner, _), _)| owner == tenant);
         own.map(|((_, id), record)| (id.clone(), record.clone())).collect()
+    }
+
+    /// Bytes of the edits that steer all sessions but this one.
+    pub(super) fn edit_bytes_besides(&self, key: &Key) -> u64 {
+        let records = self.records();
+        let others = records.by_key.iter().filter(|(other, _)| *other != key);
+        others.filter_map(|(_, record)| record.steering.as_ref()).map(|steering| steering.bytes()).sum()
     }
 
     /// Removes a session and ends it. Returns whether it existed.

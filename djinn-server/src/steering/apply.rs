@@ -4,10 +4,12 @@ use super::Direction;
 use super::store::{DefaultUse, SteeringStore};
 use crate::ApiError;
 use crate::body::{Fields, Part};
+use crate::debug::change::{self, Change, MOST_EDITS};
 use crate::debug::hooks;
 use djinn_engine::debug::{Steering, TokenKind};
 use djinn_engine::{Edit, Error as EngineError};
 use djinn_models::printable::one_line;
+use djinn_srg::Graph;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -15,7 +17,7 @@ const MOST_VECTORS: usize = 64;
 /// The most layers that one of them may choose.
 const MOST_LAYERS: usize = 4096;
 
-/// The tokens of a session that a vector is added to.
+/// The tokens of a session that are steered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteeredTokens {
     /// Prompt tokens.
@@ -91,6 +93,106 @@ impl SteeringAlgorithm {
     }
 }
 
+/// What steers a request, or a session's requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SteeringUse {
+    /// Vectors, in order.
+    pub vectors: Vec<VectorUse>,
+    /// Changes after them at each hook, in order.
+    pub edits: Vec<LastingEdit>,
+}
+
+impl SteeringUse {
+    /// The field `steering` of a request, if it has one.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub(crate) fn read(fields: &Fields, graph: &Graph) -> Result<Option<Self>, ApiError> {
+        match fields.get("steering") {
+            None => Ok(None),
+            Some(_) => Self::of(&Part::of(fields, "steering")?, graph).map(Some),
+        }
+    }
+
+    /// The lists `vectors` and `edits` of an object, for the model of `graph`.
+    ///
+    /// # Errors
+    /// 400 that names the field at fault.
+    pub(crate) fn of(steering: &Part, graph: &Graph) -> Result<Self, ApiError> {
+        steering.only(&["vectors", "edits"])?;
+        Ok(SteeringUse { vectors: VectorUse::list(steering)?, edits: LastingEdit::list(steering, graph)? })
+    }
+
+    /// As its client wrote it, with defaults, but for the numbers of edits.
+    pub(crate) fn json(&self) -> Value {
+        let vectors: Vec<Value> = self.vectors.iter().map(VectorUse::json).collect();
+        let edits: Vec<Value> = self.edits.iter().map(LastingEdit::json).collect();
+        json!({ "vectors": vectors, "edits": edits })
+    }
+
+    /// Approximate bytes of its edits.
+    pub(crate) fn bytes(&self) -> u64 {
+        let of_parts = |edit: &LastingEdit| edit.parts.iter().map(Steering::bytes).sum::<u64>();
+        self.edits.iter().map(|edit| size_of::<LastingEdit>() as u64 + of_parts(edit)).sum()
+    }
+}
+
+/// A change at a hook point of all tokens of a kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LastingEdit {
+    /// The hook's name.
+    pub hook: String,
+    /// `set`, `add`, `scale`, `clamp` or `project_out`.
+    pub op: &'static str,
+    /// The tokens.
+    pub tokens: SteeredTokens,
+    /// The same for each run of adjacent columns; empty if it is for no tokens.
+    pub parts: Vec<Steering>,
+}
+
+impl LastingEdit {
+    fn list(steering: &Part, graph: &Graph) -> Result<Vec<Self>, ApiError> {
+        let all = match steering.get("edits") {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(all)) => all,
+            Some(_) => return Err(steering.wrong("edits", "must be a list")),
+        };
+        let (place, mut edits, mut count) = (steering.place_of("edits"), Vec::new(), 0);
+        for (at, edit) in all.iter().enumerate() {
+            let part = Part::new(format!("{place}[{at}]"), Some(edit))?;
+            let edit = Self::one(&part, format!("edits[{at}]"), graph)?;
+            count += edit.parts.len().max(1);
+            if count > MOST_EDITS {
+                return Err(change::too_many(steering, "edits"));
+            }
+            edits.push(edit);
+        }
+        Ok(edits)
+    }
+
+    /// `name` is what its tokens are counted under.
+    fn one(part: &Part, name: String, graph: &Graph) -> Result<Self, ApiError> {
+        part.only(&[&["hook", "apply"], &change::FIELDS[..]].concat())?;
+        let hook: Option<String> = part.read("hook")?;
+        let hook = hook.ok_or_else(|| part.wrong("hook", "is missing; see /v1/models/{name}/hooks"))?;
+        let hook = hooks::find(graph, &hook, part.place_of("hook"))?;
+        let change = Change::new(part, None)?;
+        // Every token is changed alike.
+        let edits = change.edits(hook, std::slice::from_ref(&(0..1)))?;
+        let tokens = SteeredTokens::read(part)?;
+        let steering = |tokens: TokenKind| {
+            let edits = edits.into_iter();
+            edits.map(|(hook, _, edit)| Steering { name: name.clone(), hook, edit, tokens }).collect()
+        };
+        let parts = tokens.kind().map_or_else(Vec::new, steering);
+        Ok(LastingEdit { hook: hook.name.clone(), op: change.op(), tokens, parts })
+    }
+
+    fn json(&self) -> Value {
+        json!({ "hook": self.hook, "op": self.op, "apply": self.tokens.json() })
+    }
+}
+
 /// A request's use of a vector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VectorUse {
@@ -107,21 +209,7 @@ pub struct VectorUse {
 }
 
 impl VectorUse {
-    /// The field `steering` of a request, if it has one: an object with `vectors`.
-    ///
-    /// # Errors
-    /// 400 that names the field at fault.
-    pub(crate) fn read(fields: &Fields) -> Result<Option<Vec<Self>>, ApiError> {
-        if fields.get("steering").is_none() {
-            return Ok(None);
-        }
-        let steering = Part::of(fields, "steering")?;
-        steering.only(&["vectors"])?;
-        Self::list(&steering).map(Some)
-    }
-
-    /// The list `vectors` of an object.
-    pub(crate) fn list(steering: &Part) -> Result<Vec<Self>, ApiError> {
+    fn list(steering: &Part) -> Result<Vec<Self>, ApiError> {
         let vectors: Vec<Value> = steering.read("vectors")?.unwrap_or_default();
         if vectors.len() > MOST_VECTORS {
             return Err(steering.wrong("vectors", format_args!("has more than {MOST_VECTORS} vectors")));
@@ -150,7 +238,7 @@ impl VectorUse {
     }
 
     /// As its client wrote it, with defaults.
-    pub(crate) fn json(&self) -> Value {
+    fn json(&self) -> Value {
         json!({
             "source": self.source,
             "algorithm": self.algorithm.name(),
@@ -190,7 +278,9 @@ impl VectorUse {
             self.layers.as_ref().is_none_or(|layers| layer.is_some_and(|layer| layers.contains(&layer)))
         };
         let chosen = || directions.iter().filter(chosen);
-        steered.take_room(chosen())?;
+        // A direction and addends, at least, before they are copied.
+        let values: u64 = chosen().map(|direction| direction.values.len() as u64).sum();
+        steered.take_room(2 * size_of::<f32>() as u64 * values)?;
         steered.hash.update(stored.vectors.digest.as_bytes());
         let how = format!("{:?} {} {:?} {:?}\n", self.algorithm, self.scale, self.layers, self.tokens);
         steered.hash.update(how.as_bytes());
@@ -225,13 +315,12 @@ struct Resolving {
 }
 
 impl Resolving {
-    /// Counts what edits by these directions take, before they are made: a direction and addends for each session.
+    /// Counts edits that take this many bytes for each session.
     ///
     /// # Errors
     /// 429 if a step has no memory for them.
-    fn take_room<'a>(&mut self, directions: impl Iterator<Item = &'a Direction>) -> Result<(), ApiError> {
-        let values: u64 = directions.map(|direction| direction.values.len() as u64).sum();
-        self.need += 2 * size_of::<f32>() as u64 * values * self.room.sessions;
+    fn take_room(&mut self, bytes: u64) -> Result<(), ApiError> {
+        self.need += bytes * self.room.sessions;
         match self.need > self.room.bytes {
             true => {
                 let (need, have) = (self.need, self.room.bytes);
@@ -251,14 +340,14 @@ pub(crate) struct Steered {
 }
 
 impl Steered {
-    /// The steering of a tenant's request: the vectors in its list at `place`, or else the key's defaults.
+    /// The steering of a tenant's request: what is `named`, with its vectors at `place`, or else the key's defaults.
     ///
     /// # Errors
     /// 400 that names the vector at fault, 429 for edits that take more than the room.
     pub(crate) fn new(
         store: &SteeringStore,
         tenant: &[u8],
-        named: Option<&[VectorUse]>,
+        named: Option<&SteeringUse>,
         place: &str,
         room: HookRoom,
     ) -> Result<Self, ApiError> {
@@ -266,22 +355,26 @@ impl Steered {
         let uses = match named {
             Some(uses) => uses,
             None => {
-                let defaults = store.defaults(tenant).into_iter();
-                default = defaults
-                    .map(|(source, DefaultUse { scale, tokens })| VectorUse {
-                        source,
-                        algorithm: SteeringAlgorithm::Direct,
-                        scale,
-                        layers: None,
-                        tokens,
-                    })
-                    .collect::<Vec<_>>();
+                let vectors = store.defaults(tenant).into_iter();
+                let vectors = vectors.map(|(source, DefaultUse { scale, tokens })| VectorUse {
+                    source,
+                    algorithm: SteeringAlgorithm::Direct,
+                    scale,
+                    layers: None,
+                    tokens,
+                });
+                default = SteeringUse { vectors: vectors.collect(), edits: Vec::new() };
                 &default
             }
         };
         let mut steered = Resolving { edits: Vec::new(), hash: blake3::Hasher::new(), room, need: 0 };
-        for (at, vector) in uses.iter().enumerate() {
+        for (at, vector) in uses.vectors.iter().enumerate() {
             vector.resolve(store, tenant, &format!("{place}[{at}]"), &mut steered)?;
+        }
+        for edit in uses.edits.iter().flat_map(|edit| &edit.parts) {
+            steered.take_room(edit.bytes())?;
+            steered.hash.update(format!("{edit:?}").as_bytes());
+            steered.edits.push(edit.clone());
         }
         let Resolving { edits, hash, .. } = steered;
         let digest = (!edits.is_empty()).then(|| hash.finalize());

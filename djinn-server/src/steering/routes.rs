@@ -5,7 +5,7 @@ use super::apply::SteeredTokens;
 use super::parse::{self, BodyForm};
 use super::store::{DefaultUse, Stored};
 use crate::ApiError;
-use crate::body::{Fields, Part};
+use crate::body::Fields;
 use crate::debug::hooks;
 use crate::fields::{STEERING, STEERING_DEFAULT};
 use crate::model::ServedModel;
@@ -93,9 +93,9 @@ pub(crate) async fn delete(
 /// Answers `PUT /v1/steering/{name}/default`.
 pub(crate) async fn set_default(Path(name): Path<String>, query: Pairs, request: ApiRequest) -> Answered {
     let fields = request.fields_or_none(&STEERING_DEFAULT)?;
-    let part = Part::new(String::new(), Some(&fields.whole()))?;
+    let part = fields.whole();
     let default =
-        DefaultUse { scale: part.finite("scale")?.unwrap_or(1.0), tokens: SteeredTokens::read(&part)? };
+        DefaultUse { scale: part.finite("scale")?.unwrap_or(1.0), tokens: SteeredTokens::read(part)? };
     change_default(&request.server, &request.salt(), &name, &query, Some(default))
 }
 

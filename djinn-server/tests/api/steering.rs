@@ -1,6 +1,7 @@
-//! Hook points over HTTP, and steering vectors: kept by name, added to those requests alone that ask for them.
+//! Hook points over HTTP, and steering: vectors that are kept by name, and lasting edits, of those requests alone that ask
+//! for them.
 
-use super::breakpoints::{act, ask as ask_in, paused, rows, see, session};
+use super::breakpoints::{act, ask as ask_in, path, paused, rows, see, session};
 use super::client::{Reply, Target};
 use super::{Files, Running, completion, shared};
 use djinn_server::{Keys, Server, Serving};
@@ -420,4 +421,248 @@ fn what_steers_fits_the_memory_for_hooks() {
     // The first 43 uses are more than there is, for all answers together.
     assert!(reply.error()["message"].as_str().unwrap().contains(&(8 * WIDTH * 43 * 16).to_string()));
     assert_eq!((steered(64, 2).status, steered(4, 16).status), (200, 200));
+    // Every other column makes 24 changes.
+    let columns: Vec<usize> = (0..WIDTH).step_by(2).collect();
+    let edit = json!({ "hook": END, "op": "set", "values": vec![1.0; 24], "columns": columns });
+    let edited = |uses: usize, answers: usize| {
+        let more =
+            json!({ "steering": { "edits": vec![edit.clone(); uses] }, "n": answers, "max_tokens": 1 });
+        target.post("/v1/completions", &completion("Hi", more))
+    };
+    let reply = edited(20, 16);
+    assert_eq!((reply.status, &reply.error()["code"]), (429, &json!("hook_memory")), "{reply:?}");
+    assert_eq!(edited(1, 16).status, 200);
+    // What sessions keep has a bound as well, though none of them is open in the engine.
+    let steer = |id: usize, uses: usize| {
+        target.post("/v1/sessions", &json!({ "id": format!("keeps-{id}") }));
+        let edit = json!({ "hook": END, "op": "set", "values": vec![1.0; WIDTH] });
+        target.post(&path(&format!("keeps-{id}"), "steering"), &json!({ "edits": vec![edit; uses] })).status
+    };
+    let most = (256 << 10) / (8 * WIDTH + 48);
+    assert_eq!(steer(0, most + 1), 429);
+    let third = most / 3;
+    assert_eq!([steer(0, third), steer(1, third), steer(1, third)], [200; 3]);
+    assert_eq!((steer(2, third), steer(2, 0)), (429, 200));
+    assert_eq!(target.send("DELETE", "/v1/sessions/keeps-0", b"").status, 200);
+    assert_eq!(steer(2, third), 200);
+}
+
+const END: &str = "blocks.0.hook_out";
+const HEAD: usize = 16;
+
+fn zero_head(layer: usize, head: usize) -> Value {
+    let (hook, columns) = (format!("blocks.{layer}.attn.hook_z"), [head * HEAD, (head + 1) * HEAD]);
+    json!({ "hook": hook, "op": "scale", "factor": 0, "columns": { "from": columns[0], "to": columns[1] } })
+}
+
+fn edited(edits: Value, mut more: Value) -> Value {
+    more["steering"] = json!({ "edits": edits });
+    more
+}
+
+/// The model with zeros for what the output projection makes of one head.
+fn without(layer: usize, head: usize) -> Files {
+    let files = Files::new();
+    let place = files.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&place).unwrap();
+    let data = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..data]).unwrap();
+    let tensor = &header[format!("model.layers.{layer}.self_attn.o_proj.weight")];
+    assert_eq!((&tensor["dtype"], &tensor["shape"]), (&json!("F32"), &json!([WIDTH, WIDTH])));
+    let from = data + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+    for row in 0..WIDTH {
+        let column = from + 4 * (row * WIDTH + head * HEAD);
+        bytes[column..column + 4 * HEAD].fill(0);
+    }
+    std::fs::write(place, bytes).unwrap();
+    files
+}
+
+/// A head that an edit ablates in a prompt and its answers leaves the answers of a model without its weights: whole and
+/// sampled, to several prompts, in a session, its fork, and in every API.
+#[test]
+fn an_ablated_head_is_one_without_weights() {
+    let target = shared();
+    let files = Arc::new(without(0, 2));
+    let server = Running::start(&files, Server::new().model("tiny", files.load(&Serving::default())));
+    let prompts = ["A head less in every token of this prompt", "and of this one"];
+    let said = |answer: &Value| -> Vec<(String, Value)> {
+        let one = |choice: &Value| {
+            (choice["text"].as_str().unwrap().to_owned(), choice["logprobs"]["token_logprobs"].clone())
+        };
+        answer["choices"].as_array().unwrap().iter().map(one).collect()
+    };
+    for more in [
+        json!({ "logprobs": 1, "max_tokens": 20 }),
+        json!({ "logprobs": 1, "n": 3, "temperature": 1.5, "seed": 7 }),
+    ] {
+        let asked = |more: &Value| completion(json!(prompts), more.clone());
+        let ablated = edited(json!([zero_head(0, 2)]), more.clone());
+        let expected = said(&server.target.ok("/v1/completions", &asked(&more)));
+        let plain = said(&target.ok("/v1/completions", &asked(&more)));
+        assert_ne!(plain, expected);
+        // Twice: prefixes are found again.
+        for _ in 0..2 {
+            assert_eq!(said(&target.ok("/v1/completions", &asked(&ablated))), expected);
+        }
+        // They are found by no one else.
+        assert_eq!(said(&target.ok("/v1/completions", &asked(&more))), plain);
+    }
+    let prompt = prompts[0];
+    let less = |more: Value| text(&server.target.ok("/v1/completions", &completion(prompt, more))).to_owned();
+    let expected = less(json!({}));
+    session(target, "ablated", None);
+    let edits = json!({ "edits": [zero_head(0, 2)] });
+    let shown = act(target, "ablated", "steering", &edits);
+    let apply = json!({ "prompt": true, "generation": true });
+    let edit = json!({ "hook": "blocks.0.attn.hook_z", "op": "scale", "apply": apply });
+    assert_eq!((&shown["vectors"], &shown["edits"]), (&json!([]), &json!([edit])));
+    let own = target.with("x-session-id", "ablated");
+    let answer = ask(&own, prompt, json!({}));
+    assert_eq!(text(&answer), expected);
+    assert_eq!(answer["djinn"]["steering"], json!([{ "name": "edits[0]", "tokens": prompt.len() + 11 }]));
+    let next = format!("{prompt}{expected} on");
+    let continued =
+        text(&server.target.ok("/v1/completions", &completion(next.as_str(), json!({})))).to_owned();
+    act(target, "ablated", "fork", &json!({ "id": "ablated-too" }));
+    for id in ["ablated", "ablated-too"] {
+        assert_eq!(text(&ask(&target.with("x-session-id", id), &next, json!({}))), continued);
+    }
+    // Another head of the same hook is another steering, also for what the session has computed.
+    let other = edited(json!([zero_head(0, 0)]), json!({}));
+    let elsewhere = text(&ask(target, prompt, other.clone())).to_owned();
+    assert_eq!(text(&ask(&own, prompt, other)), elsewhere);
+    assert_eq!(text(&ask(&own, prompt, json!({}))), expected);
+    // It ends with the next token.
+    assert_eq!(act(target, "ablated", "steering", &json!({}))["edits"], json!([]));
+    assert!(ask(&own, &next, json!({})).get("djinn").is_none());
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    for (api, mut body) in [
+        ("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 5, "temperature": 0 })),
+        ("/v1/messages", json!({ "messages": messages, "max_tokens": 5, "temperature": 0 })),
+        ("/v1/responses", json!({ "input": "Hi", "max_output_tokens": 5, "temperature": 0 })),
+    ] {
+        body["model"] = json!("tiny");
+        let content = |answer: &Value| {
+            ["choices", "content", "output"]
+                .map(|name| answer[name].to_string())
+                .concat()
+                .replace(answer["output"][0]["id"].as_str().unwrap_or("no id"), "")
+        };
+        let expected = content(&server.target.ok(api, &body));
+        body["steering"] = edits.clone();
+        let answer = target.ok(api, &body);
+        assert_eq!(answer["djinn"]["steering"][0]["name"], "edits[0]", "{api}");
+        assert_eq!(content(&answer), expected, "{api}");
+    }
+}
+
+/// Edits come after vectors at a hook, in their order, and before changes of a pause; `apply` chooses their tokens; those of
+/// nothing change no bit.
+#[test]
+fn edits_last_in_their_order() {
+    let target = shared();
+    let (prompt, hook) = ("In which order", "blocks.1.attn.hook_z");
+    let plain = ask(target, prompt, json!({ "logprobs": 1 }));
+    let nothing = json!([
+        { "hook": END, "op": "scale", "factor": 1 },
+        { "hook": hook, "op": "add", "values": [0, 0], "columns": [3, 9] },
+        { "hook": "logits", "op": "scale", "factor": 0, "apply": { "prompt": false, "generation": false } },
+    ]);
+    let same = ask(target, prompt, edited(nothing, json!({ "logprobs": 1 })));
+    assert_eq!(same["choices"], plain["choices"]);
+    keep(target, &json!({ "model": "tiny", "name": "ones", "hook": hook, "vector": vec![1.0; WIDTH] }));
+    for tokens in ["prompt", "generated"] {
+        let id = format!("order-{tokens}");
+        session(target, &id, Some(json!({ "hook": END, "tokens": tokens })));
+        let edits = json!([
+            { "hook": hook, "op": "scale", "factor": 0, "columns": { "to": 8 } },
+            { "hook": "blocks.1.attn.hook_z", "op": "add", "values": [1, 2, 3], "strength": 2, "columns": [1, 4, 5] },
+            { "hook": hook, "op": "clamp", "high": 5, "columns": [5] },
+            { "hook": hook, "op": "set", "values": [9], "columns": [6], "apply": { "prompt": false } },
+            { "hook": hook, "op": "project_out", "values": [0, 1], "columns": [8, 9] },
+        ]);
+        let mut body = completion(prompt, edited(edits, json!({})));
+        body["steering"]["vectors"] = json!([{ "source": "ones" }]);
+        let answer = ask_in(target, &id, body);
+        paused(target, &id);
+        let read = |id: &str| rows(&see(target, id, &format!("activations/{hook}")));
+        let six = if tokens == "prompt" { 0.0 } else { 9.0 };
+        for row in read(&id) {
+            assert_eq!(row[..8], [0.0, 2.0, 0.0, 0.0, 4.0, 5.0, six, 0.0]);
+            assert!(row[8] != 0.0 && row[9] == 0.0, "{row:?}");
+        }
+        act(target, &id, &format!("activations/{hook}"), &json!({ "op": "add", "values": vec![1; WIDTH] }));
+        assert_eq!(read(&id)[0][..6], [1.0, 3.0, 1.0, 1.0, 5.0, 6.0]);
+        act(target, &id, "resume", &json!({}));
+        let told = answer.join().unwrap().json()["djinn"]["steering"].clone();
+        let all = prompt.len() + 11;
+        for (name, tokens) in [("edits[0]", all), ("edits[3]", 11), ("edits[4]", all), ("ones", all)] {
+            assert!(told.as_array().unwrap().contains(&json!({ "name": name, "tokens": tokens })), "{told}");
+        }
+    }
+    // The last token of a prompt and generated ones have logits.
+    let always = |apply: Value| {
+        let edit =
+            json!([{ "hook": "logits", "op": "set", "values": [99], "columns": [65], "apply": apply }]);
+        ask(target, prompt, edited(edit, json!({})))
+    };
+    let [all, later, first] =
+        [json!({}), json!({ "prompt": false }), json!({ "generation": false })].map(always);
+    assert_eq!((text(&all), &all["djinn"]["steering"][0]["tokens"]), ("AAAAAAAAAAAA", &json!(12)));
+    assert_eq!((&text(&later)[..1], &text(&later)[1..]), (&text(&plain)[..1], "AAAAAAAAAAA"));
+    assert_eq!((text(&first).find('A'), &first["djinn"]["steering"][0]["tokens"]), (Some(0), &json!(1)));
+    assert!(!text(&first).contains("AAAA"), "{}", text(&first));
+}
+
+#[test]
+fn edits_that_cannot_last_are_refused_by_name() {
+    let target = shared();
+    session(target, "unedited", None);
+    let wide = vec![1.0; WIDTH];
+    let gaps: Vec<usize> = (0..WIDTH).step_by(2).collect();
+    let gapped = json!({ "hook": END, "op": "scale", "factor": 2, "columns": gaps });
+    for (edit, field) in [
+        (json!({ "op": "scale", "factor": 0 }), ".hook"),
+        (json!({ "hook": "blocks.0.hook_outt", "op": "scale", "factor": 0 }), ".hook"),
+        (json!({ "hook": "blocks.0.attn.hook_pattern", "op": "scale", "factor": 0 }), ".hook"),
+        (json!({ "hook": END }), ".op"),
+        (json!({ "hook": END, "op": "paint" }), ".op"),
+        (json!({ "hook": END, "op": "scale" }), ".factor"),
+        (json!({ "hook": END, "op": "scale", "factor": 1e39 }), ".factor"),
+        (json!({ "hook": END, "op": "scale", "factor": 1, "values": wide }), ".values"),
+        (json!({ "hook": END, "op": "set" }), ".values"),
+        (json!({ "hook": END, "op": "set", "values": &wide[1..] }), ".values"),
+        (json!({ "hook": END, "op": "set", "values": [wide, wide] }), ".values"),
+        (json!({ "hook": END, "op": "set", "values": vec![1e39; WIDTH] }), ".values"),
+        (json!({ "hook": END, "op": "add", "values": vec![1e30; WIDTH], "strength": 1e30 }), ".strength"),
+        (json!({ "hook": END, "op": "set", "values": [1, 2, 3], "columns": [4, 5] }), ".values"),
+        (json!({ "hook": END, "op": "scale", "factor": 1, "columns": [WIDTH] }), ".columns"),
+        (json!({ "hook": END, "op": "scale", "factor": 1, "columns": { "form": 3 } }), ".columns.form"),
+        (json!({ "hook": END, "op": "clamp", "low": 2, "high": 1 }), ".low"),
+        (json!({ "hook": END, "op": "project_out", "values": vec![0.0; WIDTH] }), ".values"),
+        (json!({ "hook": END, "op": "project_out", "values": [1, 1], "columns": [1, 3] }), ".columns"),
+        (json!({ "hook": END, "op": "scale", "factor": 1, "positions": [1] }), ".positions"),
+        (json!({ "hook": END, "op": "scale", "factor": 1, "apply": { "promt": true } }), ".apply.promt"),
+        (json!(3), ""),
+    ] {
+        let good = zero_head(0, 0);
+        let more = edited(json!([good, edit]), json!({}));
+        let error =
+            target.refused("/v1/completions", &completion("No", more), &format!("steering.edits[1]{field}"));
+        assert!(!error["message"].as_str().unwrap().contains('\n'), "{error}");
+        target.refused(
+            &path("unedited", "steering"),
+            &json!({ "edits": [edit] }),
+            &format!("edits[0]{field}"),
+        );
+    }
+    let many = edited(json!(vec![gapped; 1024 / 24 + 1]), json!({}));
+    target.refused("/v1/completions", &completion("No", many), "steering.edits");
+    let none =
+        json!({ "hook": END, "op": "scale", "factor": 2, "apply": { "prompt": false, "generation": false } });
+    let many = edited(json!(vec![none; 1025]), json!({}));
+    target.refused("/v1/completions", &completion("No", many), "steering.edits");
+    target.refused("/v1/completions", &completion("No", edited(json!({}), json!({}))), "steering.edits");
+    target.refused(&path("unedited", "steering"), &json!({ "edit": [] }), "edit");
 }
