@@ -143,6 +143,21 @@ def test_what_is_erased_has_no_part_along_the_vector(client: Djinn) -> None:
     client.steering.delete("erased")
 
 
+def test_edits_last(client: Djinn) -> None:
+    head = range(16, 32)
+    session = client.session()
+    ablated = djinn.Edit("blocks.0.attn.hook_z", "scale", factor=0, columns=head)
+    session.steer(ablated)
+    with session.pause_at(HOOKS[0], PROMPT, tokens="generated", **FIELDS) as p:
+        z = p.read("blocks.0.attn.hook_z")
+        assert (z[:, head] == 0).all() and (z[:, :16] != 0).any()
+    assert p.turn is not None
+    answer = p.turn.result()
+    assert answer.raw["djinn"]["steering"] == [{"name": "edits[0]", "tokens": len(PROMPT) + 11}]
+    assert client.session().generate(PROMPT, **FIELDS, **djinn.steering(ablated)).text == answer.text
+    assert answer.text != plain(client)
+
+
 def test_a_forks_continuations_differ_by_the_change_alone(client: Djinn) -> None:
     with client.session().pause_at(HOOKS[0], PROMPT, **FIELDS) as p:
         with p.fork() as same, p.fork() as other:

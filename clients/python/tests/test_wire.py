@@ -387,6 +387,22 @@ def test_the_steering_store(fake: Fake, tmp_path: Path) -> None:
     assert fake.body("POST", f"{AT}/steering")["vectors"][0]["algorithm"] == "erase"
     fake.session.steer()
     assert fake.body("POST", f"{AT}/steering") == {"vectors": []}
+    both = {"prompt": True, "generation": True}
+    edits: list[tuple[djinn.Edit, dict[str, Any]]] = [
+        (djinn.Edit("h", "scale", factor=0, columns=range(2, 4)), {"factor": 0, "columns": [2, 3], "apply": both}),
+        (djinn.Edit("h", "add", np.array([1, 2]), 0.5), {"values": [1, 2], "strength": 0.5, "apply": both}),
+        (djinn.Edit("h", "set", 7, columns=[2], generation=False),
+         {"values": [7], "columns": [2], "apply": {"prompt": True, "generation": False}}),
+        (djinn.Edit("h", "clamp", high=0), {"high": 0, "apply": both}),
+    ]
+    fake.session.steer(edits[0][0], "v", *(edit for edit, _ in edits[1:]))
+    body = fake.body("POST", f"{AT}/steering")
+    assert [vector["source"] for vector in body["vectors"]] == ["v"]
+    assert body["edits"] == [{"hook": "h", "op": edit.op, **wanted} for edit, wanted in edits]
+    assert djinn.steering(edits[3][0]) == {"steering": {"vectors": [], "edits": [body["edits"][3]]}}
+    for wrong in (djinn.Edit("h", "set", [[1.0]]), djinn.Edit("h", "set", [float("nan")])):
+        with pytest.raises(ValueError):
+            fake.session.steer(wrong)
 
 
 def test_sessions_are_moved(fake: Fake, tmp_path: Path) -> None:

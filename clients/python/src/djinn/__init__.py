@@ -17,7 +17,7 @@ from .live import DeviceMemory, HostMemory, KvPages, Live, LiveModel, LiveSessio
 from .pause import Pause
 from .push import Pushed
 from .session import Session
-from .steering import SteeringStore
+from .steering import Edit, SteeringStore, steering
 from .turn import Answer, Turn
 from .types import (
     Breakpoint,
@@ -32,12 +32,11 @@ from .types import (
     Text,
     TokenCondition,
     Vector,
-    steering,
 )
 
 __all__ = [
     "Answer", "ApiError", "BadRequest", "Breakpoint", "Cache", "Captures", "Conflict", "DeviceMemory", "Djinn",
-    "DjinnError", "EntropyCondition", "Hook", "HostMemory", "KvPages", "LensRow", "LensToken", "Live", "LiveModel",
+    "DjinnError", "Edit", "EntropyCondition", "Hook", "HostMemory", "KvPages", "LensRow", "LensToken", "Live", "LiveModel",
     "LiveSession", "NotFound", "Pause", "PauseNotReached", "PausedAt", "ProbeCondition", "Pushed", "ServerError",
     "ServerUnreachable", "Session", "SteeringStore", "Text", "TokenCondition", "TooMuch", "Turn", "Unauthorized",
     "Vector", "steering",

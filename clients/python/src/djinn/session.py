@@ -14,6 +14,7 @@ from . import arrays
 from .errors import Conflict, NotFound, PauseNotReached
 from .http import Http
 from .pause import Pause
+from .steering import Edit, uses
 from .turn import Answer, Turn
 from .types import Action, AtTtl, Breakpoint, Captures, Condition, PausedAt, Text, Tokens, Vector
 from .waits import Waits
@@ -192,11 +193,10 @@ class Session:
 
     # ------------------------------------------------------------------ steering
 
-    def steer(self, *vectors: Vector | str) -> dict[str, Any]:
-        """Steers the session with stored vectors from the next token on, in the place of what steered it; with none
-        given, it is steered no more."""
-        uses = [(Vector(vector) if isinstance(vector, str) else vector).json() for vector in vectors]
-        return self._ask("POST", "steering", json={"vectors": uses})
+    def steer(self, *given: Vector | Edit | str) -> dict[str, Any]:
+        """Steers the session with stored vectors and edits from the next token on, in the place of what steered it; with
+        none given, it is steered no more."""
+        return self._ask("POST", "steering", json=uses(given))
 
     # ------------------------------------------------------------------ the session itself
 

@@ -1,15 +1,68 @@
-"""The server's steering vectors, by name."""
+"""What requests and sessions are steered with: the server's vectors, by name, and lasting changes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
-from .arrays import vector
+from .arrays import indices, vector
 from .http import Http
+from .types import Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A change at a hook of all tokens of a prompt and its answer, in the words of :class:`djinn.Pause`'s changes.
+
+    >>> Edit("blocks.5.attn.hook_z", "scale", factor=0, columns=range(3 * 64, 4 * 64))
+    """
+
+    hook: str
+    op: Literal["set", "add", "scale", "clamp", "project_out"]
+    #: For `set`, `add` and `project_out` (a direction): one row for all tokens.
+    values: Any = None
+    #: For `add`: the values are multiplied by it.
+    strength: float | None = None
+    #: For `scale`.
+    factor: float | None = None
+    #: For `clamp`.
+    low: float | None = None
+    high: float | None = None
+    #: Those of a head, say; all, if None. `values` have one for each.
+    columns: Sequence[int] | range | None = None
+    #: Whether the prompt's tokens are changed, and those that the model chooses.
+    prompt: bool = True
+    generation: bool = True
+
+    def json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "hook": self.hook, "op": self.op, "apply": {"prompt": self.prompt, "generation": self.generation},
+        }
+        if self.values is not None:
+            body["values"] = vector(self.values).tolist()
+        for name in ("strength", "factor", "low", "high"):
+            if (number := getattr(self, name)) is not None:
+                body[name] = float(number)
+        if self.columns is not None:
+            body["columns"] = indices(self.columns)
+        return body
+
+
+def uses(given: Sequence[Vector | Edit | str]) -> dict[str, Any]:
+    """The lists of the field `steering`."""
+    vectors = [Vector(one) if isinstance(one, str) else one for one in given if not isinstance(one, Edit)]
+    edits = [one.json() for one in given if isinstance(one, Edit)]
+    return {"vectors": [one.json() for one in vectors]} | ({"edits": edits} if edits else {})
+
+
+def steering(*given: Vector | Edit | str) -> dict[str, Any]:
+    """The field of a request that steers it: `extra_body=steering("calm")` for the openai client. Vectors come before
+    edits."""
+    return {"steering": uses(given)}
 
 
 class SteeringStore:

@@ -204,8 +204,3 @@ class Vector:
         if self.layers is not None:
             body["layers"] = [int(layer) for layer in self.layers]
         return body
-
-
-def steering(*vectors: Vector | str) -> dict[str, Any]:
-    """The field of a request that steers it: `extra_body=steering("calm")` for the openai client."""
-    return {"steering": {"vectors": [(Vector(v) if isinstance(v, str) else v).json() for v in vectors]}}
