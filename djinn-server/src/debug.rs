@@ -1,8 +1,8 @@
 //! Debugging over HTTP: hook points, and sessions that stop at one, are read, changed, and go on.
 //!
 //! [`breakpoint`] reads breakpoints, [`routes`] sets them and waits for pauses, [`activation`], [`cache`] and [`lens`]
-//! read and change as [`change`] says, [`resume`] goes on, [`captures`] and [`tokens`] return results. Requests to the engine go through
-//! [`engine`] and run on the engine's thread, between steps.
+//! read and change as [`change`] says, [`resume`] goes on, [`captures`] and [`tokens`] return results. Requests to the engine
+//! go through [`engine`] and run on the engine's thread, between steps.
 
 pub(crate) mod activation;
 mod bell;

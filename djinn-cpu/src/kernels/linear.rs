@@ -7,7 +7,8 @@
 //!
 //! Activations are packed first: for each tile of rows, step by step, the two halves of a step in the order
 //! in which the weights' halves come ([`Element::INTERLEAVED`]), row by row. Weights are read in place,
-//! once for each block of activations that fits the second-level cache.
+//! once for each block of activations that fits the second-level cache. With 16 vector registers, 16-bit weights that
+//! several tiles read are first widened into the first-level cache; that changes no bit.
 //!
 //! Rows in blocks are decoded to f32: for one row of activations in the registers that feed the product, for more in the
 //! first-level cache, a few rows at a time. Either way a product has the bits of the same one over f32 weights. Rows that

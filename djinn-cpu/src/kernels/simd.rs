@@ -35,9 +35,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors side by side in a register tile of [`super::gemm`].
     const TILE_VECTORS: usize;
-    /// Activation rows of a register tile of [`super::linear`]: as many as the registers hold beside the weights as loaded,
-    /// the weights as widened and one vector of activations. One more row spills sums to memory in every step.
+    /// Activation rows of a register tile of [`super::linear`]: as many as the registers hold beside what a step loads. One
+    /// more row spills sums to memory in every step.
     const TILE_ROWS: usize;
+    /// Vector registers of the processor.
+    const REGISTERS: usize;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;

@@ -10,9 +10,15 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 thread_local! {
-    /// Weight rows as a tile reads them, kept between tasks.
-    static DECODED: RefCell<Scratch> = RefCell::default();
+    /// [`Tiles::scratch`], kept between tasks.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
+
+/// With so few vector registers, weights are widened once for all tiles, not in each: there the processor has too little time
+/// beside the products.
+const FEW_REGISTERS: usize = 16;
+/// Widened elements of a tile's weight rows: half of a first-level cache of 32 KiB.
+const WIDENED: usize = 4096;
 
 /// Weight rows of a tile; what is left of a block goes one by one.
 pub(super) const WEIGHT_ROWS: usize = 4;
@@ -37,15 +43,33 @@ pub(super) struct Block<'a, W> {
 impl<W: RowSource> Block<'_, W> {
     /// Runs all full tiles of `tile_rows` and the rest.
     pub(super) fn run_tiles(&self, isa: Isa, tile_rows: usize) {
-        DECODED.with_borrow_mut(|kept| {
-            let decoded = kept.get(self.weight.scratch_elements(WEIGHT_ROWS, self.shape.k));
-            self.run_tiles_in(isa, tile_rows, decoded);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let decoded = self.weight.scratch_elements(WEIGHT_ROWS, self.shape.k);
+            let kept = self.rows * WEIGHT_ROWS * MAX_LANES;
+            self.run_tiles_in(isa, tile_rows, scratch.get(WIDENED + kept + decoded));
         });
+    }
+
+    /// Adds the lanes of a tile's sums, and writes them from the block's row `row` on.
+    #[inline(always)]
+    fn write<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        column: usize,
+        sums: [[S::V; COLUMNS]; ROWS],
+        bias: &[Option<f32>; COLUMNS],
+    ) {
+        for (r, sums) in sums.into_iter().enumerate() {
+            let mut four = [sums[0]; WEIGHT_ROWS];
+            four[..COLUMNS].copy_from_slice(&sums);
+            self.write_row(row + r, column, &simd.sums(four), bias);
+        }
     }
 
     /// Writes `COLUMNS` elements of the block's row `row`.
     #[inline(always)]
-    fn write<const COLUMNS: usize>(
+    fn write_row<const COLUMNS: usize>(
         &self,
         row: usize,
         column: usize,
@@ -61,18 +85,18 @@ impl<W: RowSource> Block<'_, W> {
         }
     }
 
-    fn run_tiles_in(&self, isa: Isa, tile_rows: usize, decoded: &mut [f32]) {
+    fn run_tiles_in(&self, isa: Isa, tile_rows: usize, scratch: &mut [f32]) {
         let full = self.rows / tile_rows;
         let rest = self.rows % tile_rows;
         for (rows, first, count) in [(tile_rows, 0, full), (rest, full * tile_rows, 1)] {
             match rows {
                 _ if count == 0 => {}
                 0 => {}
-                1 => isa.run(Tiles::<W, 1> { block: self, first, count, decoded }),
-                2 => isa.run(Tiles::<W, 2> { block: self, first, count, decoded }),
-                3 => isa.run(Tiles::<W, 3> { block: self, first, count, decoded }),
-                4 => isa.run(Tiles::<W, 4> { block: self, first, count, decoded }),
-                5 => isa.run(Tiles::<W, 5> { block: self, first, count, decoded }),
+                1 => isa.run(Tiles::<W, 1> { block: self, first, count, scratch }),
+                2 => isa.run(Tiles::<W, 2> { block: self, first, count, scratch }),
+                3 => isa.run(Tiles::<W, 3> { block: self, first, count, scratch }),
+                4 => isa.run(Tiles::<W, 4> { block: self, first, count, scratch }),
+                5 => isa.run(Tiles::<W, 5> { block: self, first, count, scratch }),
                 rows => unreachable!("a tile of {rows} rows"),
             }
         }
@@ -84,8 +108,8 @@ struct Tiles<'a, W, const ROWS: usize> {
     block: &'a Block<'a, W>,
     first: usize,
     count: usize,
-    /// Room for weight rows that are decoded.
-    decoded: &'a mut [f32],
+    /// Room for weights that are widened, for sums of tiles, and for weight rows that are decoded.
+    scratch: &'a mut [f32],
 }
 
 impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
@@ -122,32 +146,89 @@ impl<W: RowSource, const ROWS: usize> Tiles<'_, W, ROWS> {
             && block.rows == 1
             && let Some(sums) = block.weight.dot::<S, COLUMNS>(simd, column, &block.x[..row_elements])
         {
-            block.write::<COLUMNS>(0, column, &sums, &bias);
+            block.write_row::<COLUMNS>(0, column, &sums, &bias);
             return;
         }
-        let weight = block.weight.rows(column..column + COLUMNS, shape.k, self.decoded);
-        for tile in 0..self.count {
-            let row = self.first + tile * ROWS;
-            let x = &block.x[row * row_elements..(row + ROWS) * row_elements];
-            let sums = products::<S, W::Element, ROWS, COLUMNS>(simd, shape.k, weight, x);
-            for (r, sums) in sums.iter().enumerate() {
-                block.write::<COLUMNS>(row + r, column, sums, &bias);
+        let (widened, scratch) = self.scratch.split_at_mut(WIDENED);
+        let (kept, decoded) = scratch.split_at_mut(block.rows * WEIGHT_ROWS * MAX_LANES);
+        let weight = block.weight.rows(column..column + COLUMNS, shape.k, decoded);
+        let zeros = [[simd.splat(0.0); COLUMNS]; ROWS];
+        let is_wide = size_of::<W::Element>() == size_of::<f32>();
+        if self.count == 1 || is_wide || S::REGISTERS > FEW_REGISTERS {
+            for tile in 0..self.count {
+                let row = self.first + tile * ROWS;
+                let x = &block.x[row * row_elements..][..ROWS * row_elements];
+                let sums = add_products(simd, shape.k, weight, x, zeros);
+                block.write(simd, row, column, sums, &bias);
+            }
+            return;
+        }
+        // As much of the weights as the first-level cache holds is widened for all tiles, and their sums are kept until the rest.
+        let most = WIDENED / WEIGHT_ROWS;
+        for from in (0..row_elements).step_by(most) {
+            let to = row_elements.min(from + most);
+            let widened = &mut widened[..COLUMNS * (to - from)];
+            for (row, widened) in weight.chunks_exact(shape.k).zip(widened.chunks_exact_mut(to - from)) {
+                widen(simd, &row[from..to.min(shape.k)], widened);
+            }
+            let kept = kept.chunks_exact_mut(ROWS * COLUMNS * S::LANES);
+            for (tile, kept) in (0..self.count).zip(kept) {
+                let row = self.first + tile * ROWS;
+                let x = &block.x[row * row_elements + ROWS * from..][..ROWS * (to - from)];
+                let mut sums = zeros;
+                if from > 0 {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        for (c, sum) in sums.iter_mut().enumerate() {
+                            *sum = simd.read(&kept[(r * COLUMNS + c) * S::LANES..]);
+                        }
+                    }
+                }
+                sums = add_products(simd, to - from, widened, x, sums);
+                if to == row_elements {
+                    block.write(simd, row, column, sums, &bias);
+                    continue;
+                }
+                for (r, sums) in sums.iter().enumerate() {
+                    for (c, sum) in sums.iter().enumerate() {
+                        simd.write(&mut kept[(r * COLUMNS + c) * S::LANES..], *sum);
+                    }
+                }
             }
         }
     }
 }
 
-/// The dot products of `COLUMNS` weight rows with `ROWS` packed activation rows.
+/// Widens a part of a row, in the order in which activations are packed. Past the row's end are zeros.
 #[inline(always)]
-fn products<S: Simd, W: Element, const ROWS: usize, const COLUMNS: usize>(
+fn widen<S: Simd, W: Element>(simd: S, from: &[W], to: &mut [f32]) {
+    let step = 2 * S::LANES;
+    assert!(to.len() == from.len().next_multiple_of(step));
+    for (from, to) in from.chunks(step).zip(to.chunks_exact_mut(step)) {
+        let mut whole = [W::zeroed(); 2 * MAX_LANES];
+        let from = if from.len() == step {
+            from
+        } else {
+            whole[..from.len()].copy_from_slice(from);
+            &whole
+        };
+        // SAFETY: `from` has a whole step.
+        simd.write(to, unsafe { W::load_half::<S, false>(simd, from.as_ptr()) });
+        // SAFETY: as above.
+        simd.write(&mut to[S::LANES..], unsafe { W::load_half::<S, true>(simd, from.as_ptr()) });
+    }
+}
+
+/// Adds the products of `COLUMNS` weight rows with `ROWS` packed activation rows.
+#[inline(always)]
+fn add_products<S: Simd, W: Element, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
     k: usize,
     weight: &[W],
     x: &[f32],
-) -> [[f32; WEIGHT_ROWS]; ROWS] {
+    mut sums: [[S::V; COLUMNS]; ROWS],
+) -> [[S::V; COLUMNS]; ROWS] {
     let step = 2 * S::LANES;
     assert!(weight.len() == COLUMNS * k && x.len() == ROWS * k.next_multiple_of(step));
-    let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
     let (weight, mut x) = (weight.as_ptr(), x.as_ptr());
     for i in 0..k / step {
         // SAFETY: whole steps of each of the `COLUMNS` rows of `k` weights.
@@ -170,13 +251,7 @@ fn products<S: Simd, W: Element, const ROWS: usize, const COLUMNS: usize>(
         // SAFETY: `tail` has rows of at least a step; `x` has one more step, padded with zeros.
         sums = unsafe { add_step::<S, W, ROWS, COLUMNS>(simd, tail.as_ptr().cast(), 2 * MAX_LANES, x, sums) };
     }
-    let mut out = [[0.0; WEIGHT_ROWS]; ROWS];
-    for (out, sums) in out.iter_mut().zip(sums) {
-        let mut four = [sums[0]; WEIGHT_ROWS];
-        four[..COLUMNS].copy_from_slice(&sums);
-        *out = simd.sums(four);
-    }
-    out
+    sums
 }
 
 /// Adds the products of one step to the sums.
@@ -211,20 +286,40 @@ unsafe fn add_half<S: Simd, W: Element, const ROWS: usize, const COLUMNS: usize,
     x: *const f32,
     mut sums: [[S::V; COLUMNS]; ROWS],
 ) -> [[S::V; COLUMNS]; ROWS] {
-    let mut w = [simd.splat(0.0); COLUMNS];
-    for (c, w) in w.iter_mut().enumerate() {
-        // SAFETY: the caller vouches for row `c`.
-        let at = unsafe { weight.add(c * stride) };
-        // SAFETY: as above.
-        *w = unsafe { W::load_half::<S, SECOND>(simd, at) };
+    // Both orders give the same sums. With few registers all weights of the step do not fit beside these.
+    if S::REGISTERS > FEW_REGISTERS {
+        let mut w = [simd.splat(0.0); COLUMNS];
+        for (c, w) in w.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for row `c`.
+            let at = unsafe { weight.add(c * stride) };
+            // SAFETY: as above.
+            *w = unsafe { W::load_half::<S, SECOND>(simd, at) };
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller vouches for `ROWS` vectors.
+            let at = unsafe { x.add(r * S::LANES) };
+            // SAFETY: as above.
+            let x = unsafe { simd.load(at) };
+            for (sum, w) in sums.iter_mut().zip(w) {
+                *sum = simd.fma(w, x, *sum);
+            }
+        }
+        return sums;
     }
-    for (r, sums) in sums.iter_mut().enumerate() {
+    let mut rows = [simd.splat(0.0); ROWS];
+    for (r, row) in rows.iter_mut().enumerate() {
         // SAFETY: the caller vouches for `ROWS` vectors.
         let at = unsafe { x.add(r * S::LANES) };
         // SAFETY: as above.
-        let x = unsafe { simd.load(at) };
-        for (sum, w) in sums.iter_mut().zip(w) {
-            *sum = simd.fma(w, x, *sum);
+        *row = unsafe { simd.load(at) };
+    }
+    for c in 0..COLUMNS {
+        // SAFETY: the caller vouches for row `c`.
+        let at = unsafe { weight.add(c * stride) };
+        // SAFETY: as above.
+        let w = unsafe { W::load_half::<S, SECOND>(simd, at) };
+        for (sums, x) in sums.iter_mut().zip(rows) {
+            sums[c] = simd.fma(w, x, sums[c]);
         }
     }
     sums

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 x86_vectors! {
     /// Proof that the processor has AVX2, FMA and F16C.
-    Avx2: __m256 and __m256i of 8 lanes, tiles of 2 vectors or 3 rows, with ["avx2", "fma", "f16c"] = "avx2,fma,f16c";
+    Avx2: __m256 and __m256i of 8 lanes, 16 registers, tiles of 2 vectors or 3 rows, with ["avx2", "fma", "f16c"] = "avx2,fma,f16c";
     safe {
         splat(x: f32) -> __m256 = _mm256_set1_ps(x);
         alternate(even: f32, odd: f32) -> __m256 = _mm256_setr_ps(even, odd, even, odd, even, odd, even, odd);

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 x86_vectors! {
     /// Proof that the processor has AVX-512 F, BW, DQ and VL.
-    Avx512: __m512 and __m512i of 16 lanes, tiles of 4 vectors or 5 rows, with ["avx512f", "avx512bw", "avx512dq", "avx512vl"] = "avx512f,avx512bw,avx512dq,avx512vl";
+    Avx512: __m512 and __m512i of 16 lanes, 32 registers, tiles of 4 vectors or 5 rows, with ["avx512f", "avx512bw", "avx512dq", "avx512vl"] = "avx512f,avx512bw,avx512dq,avx512vl";
     safe {
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);
         alternate(even: f32, odd: f32) -> __m512 = _mm512_setr4_ps(even, odd, even, odd);

@@ -66,6 +66,7 @@ impl Simd for Portable {
     const LANES: usize = 8;
     const TILE_VECTORS: usize = 2;
     const TILE_ROWS: usize = 2;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Lanes {

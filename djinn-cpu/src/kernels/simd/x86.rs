@@ -5,7 +5,8 @@
 macro_rules! x86_vectors {
     (
         $(#[$doc:meta])*
-        $Isa:ident: $V:ident and $I:ident of $lanes:literal lanes, tiles of $vectors:literal vectors or $rows:literal rows,
+        $Isa:ident: $V:ident and $I:ident of $lanes:literal lanes, $registers:literal registers,
+            tiles of $vectors:literal vectors or $rows:literal rows,
             with [$($feature:tt),*] = $features:literal;
         safe { $($name:ident($($arg:ident: $type:ty),*) -> $out:ty = $call:expr;)* }
         unsafe { $($raw_name:ident($($raw_arg:ident: $raw_type:ty),*) $(-> $raw_out:ty)? = $raw_call:expr;)* }
@@ -39,6 +40,7 @@ macro_rules! x86_vectors {
             const LANES: usize = $lanes;
             const TILE_VECTORS: usize = $vectors;
             const TILE_ROWS: usize = $rows;
+            const REGISTERS: usize = $registers;
 
             $(
                 #[inline(always)]
