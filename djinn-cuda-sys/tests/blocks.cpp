@@ -150,8 +150,8 @@ template <djinn_encoding E, Lanes L> void check_part(const char *name, const cha
 // What a product of few rows does: a segment is prepared at once, and each lane begins at its own place.
 template <djinn_encoding E> void check_ahead(const char *name, const char *segment) {
     using Prepared = typename Blocks<E>::Prepared;
-    Prepared of[4];
-    Prepared::all(segment, of);
+    const auto each = Prepared::each(segment);
+    const Prepared of[4] = {each(0), each(1), each(2), each(3)};
     for (unsigned i = 0; i < 16 && of[0].is_usual; ++i) {
         const unsigned part = i / 4, quad = i % 4;
         const char *mine = segment + Prepared::lane_at(part, quad);
