@@ -171,6 +171,14 @@ impl Steering {
     pub fn bytes(&self) -> u64 {
         Demand::of_edit(&self.hook, &self.edit).fixed
     }
+
+    /// A digest that differs between different changes, whatever their names.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hash = blake3::Hasher::new();
+        hash.update(format!("{:?} {:?} ", self.hook, self.tokens).as_bytes());
+        self.edit.hash(&mut hash);
+        hash.finalize().into()
+    }
 }
 
 /// The breakpoints and steering of a new session.
@@ -193,10 +201,8 @@ impl DebugSetup {
     pub(crate) fn salt(&self, origin: &mut Origin) -> bool {
         match origin {
             Origin::Salt(salt) if !self.steering.is_empty() => {
-                let steering = self.steering.iter().map(|one| (&one.hook, &one.edit, one.tokens));
-                // Within a process, equal text stands for equal values.
-                let text = format!("{:?}", steering.collect::<Vec<_>>());
-                salt.extend(blake3::hash(text.as_bytes()).as_bytes());
+                let digests: Vec<u8> = self.steering.iter().flat_map(Steering::digest).collect();
+                salt.extend(blake3::hash(&digests).as_bytes());
                 true
             }
             Origin::Salt(_) => true,

@@ -66,6 +66,15 @@ impl Edit {
         high: f32::INFINITY,
     };
 
+    /// Adds what it does to a hash.
+    pub(crate) fn hash(&self, hash: &mut blake3::Hasher) {
+        let Edit { scale, along, direction, add, low, high } = self;
+        hash.update(format!("{} {} ", direction.len(), add.len()).as_bytes());
+        for values in [&[*scale, *along, *low, *high], &direction[..], add] {
+            hash.update(bytemuck::cast_slice(values));
+        }
+    }
+
     /// Replaces the values: f32 `[width]` for every token, or `[tokens, width]`.
     pub fn set(values: Vec<f32>) -> Self {
         Edit { scale: 0.0, add: values, ..Edit::NONE }

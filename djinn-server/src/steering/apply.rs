@@ -373,7 +373,7 @@ impl Steered {
         }
         for edit in uses.edits.iter().flat_map(|edit| &edit.parts) {
             steered.take_room(edit.bytes())?;
-            steered.hash.update(format!("{edit:?}").as_bytes());
+            steered.hash.update(&edit.digest());
             steered.edits.push(edit.clone());
         }
         let Resolving { edits, hash, .. } = steered;
