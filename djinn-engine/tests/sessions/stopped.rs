@@ -57,6 +57,14 @@ fn generated<D: Ops>(service: &Service<D>, id: SessionId) -> Vec<u32> {
     by_model.into_iter().flat_map(|turn| tokens[turn.start as usize..turn.end as usize].to_vec()).collect()
 }
 
+/// Takes a session's keys and values from it: a neighbour needs all of 12 pages for a while.
+fn lose_pages<D: Ops>(service: &mut Service<D>, id: SessionId) {
+    let neighbour = open(service, &prompt(9, 85), 3, DebugSetup::default());
+    settle(service);
+    assert_eq!(service.state().session(id).expect("it lives").residency(), Residency::Gone);
+    service.event(neighbour, SessionEvent::End).expect("it is open");
+}
+
 fn close_all<D: Ops>(mut service: Service<D>, pages: (u32, u32)) {
     for id in service.state().sessions().map(|session| session.id).collect::<Vec<_>>() {
         service.event(id, SessionEvent::End).expect("it is open");
@@ -157,10 +165,7 @@ fn a_change_outlives_its_keys_and_values() {
         settle(&mut service);
         assert!(service.paused_at(id).is_some());
         if lose {
-            let neighbour = open(&mut service, &prompt(9, 85), 3, DebugSetup::default());
-            settle(&mut service);
-            assert_eq!(service.state().session(id).expect("it lives").residency(), Residency::Gone);
-            service.event(neighbour, SessionEvent::End).expect("it is open");
+            lose_pages(&mut service, id);
         }
         service.resume_until(id, None).expect("it is stopped");
         settle(&mut service);
@@ -215,10 +220,7 @@ fn lasting_changes_are_those_of_every_stop() {
                 service.edit(id, all.collect()).expect("it is stopped");
             }
             if lose {
-                let neighbour = open(&mut service, &prompt(9, 85), 3, DebugSetup::default());
-                settle(&mut service);
-                assert_eq!(service.state().session(id).expect("it lives").residency(), Residency::Gone);
-                service.event(neighbour, SessionEvent::End).expect("it is open");
+                lose_pages(&mut service, id);
             }
             service.resume_until(id, None).expect("it is stopped");
             settle(&mut service);

@@ -163,7 +163,7 @@ impl<W: RowSource, const ROWS: usize> Tiles<'_, W, ROWS> {
             }
             return;
         }
-        // As much of the weights as the first-level cache holds is widened for all tiles, and their sums are kept until the rest.
+        // As much of the weights as the first-level cache holds is widened for all tiles. Their sums are kept for the rest.
         let most = WIDENED / WEIGHT_ROWS;
         for from in (0..row_elements).step_by(most) {
             let to = row_elements.min(from + most);
