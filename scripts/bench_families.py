@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs three models that are larger than what they may take of one GPU, at their full shapes, and writes the JSON.
+"""Runs models that are larger than what they may take of one GPU, at their full shapes, and writes the JSON.
 
     python3 scripts/bench_families.py --djinn BINARY --json OUT.json [--only NAME...]
 
@@ -7,6 +7,7 @@ Needs torch (for the link's rate) beside the driver. Weights are synthetic; prom
 
     mixtral    Mixtral 8x7B (93 GB) at 40 GiB and all resident: same tokens; bytes streamed for each token against what
                2 of 8 experts make, in the same run
+    qwen3-moe  Qwen3-30B-A3B (61 GB) at 24 GiB, as above with 8 of 128 experts. Its 48 layers use the weights of 8
     llama      Llama-2-70B (138 GB) at 80 GiB
     falcon     Falcon-180B (357 GB) at 120 GiB. Its 80 layers use the weights of 8 in turn, because what streams would
                not fit in the host's memory otherwise; on the device each layer has its own bytes, and every pass
@@ -44,21 +45,30 @@ def link_gbps():
     return best
 
 
-def mixtral(djinn):
-    budget = ["--vram", "40GiB"]
-    plan = json.loads(command(djinn, "plan", "synthetic:mixtral-8x7b", *budget, "--gpu", "h200", "--json"))
-    streamed = sample(djinn, "synthetic:mixtral-8x7b", 1, 33, *budget)
-    resident = sample(djinn, "synthetic:mixtral-8x7b", 1, 33)
+def experts(djinn, model, vram, chosen, count):
+    """A model of which each row takes some experts: streamed and all resident."""
+    budget = ["--vram", vram]
+    plan = json.loads(command(djinn, "plan", model, *budget, "--gpu", "h200", "--json"))
+    streamed = sample(djinn, model, 1, 33, *budget)
+    resident = sample(djinn, model, 1, 33)
     if streamed["samples"][0]["tokens"] != resident["samples"][0]["tokens"]:
         raise RuntimeError("streaming changed the tokens")
     stats = streamed["samples"][0]
-    # Two of eight experts for a row; everything that streams belongs to experts.
-    streamed["needed_bytes_per_token"] = stats["streamed_bytes_per_pass"] * 2 // 8
+    # Everything that streams belongs to experts.
+    streamed["needed_bytes_per_token"] = stats["streamed_bytes_per_pass"] * chosen // count
     streamed["planned_bytes_per_token"] = plan["expected_streamed_bytes_per_pass"]
     streamed["over_needed"] = stats["streamed_bytes_per_token"] / streamed["needed_bytes_per_token"]
     if streamed["over_needed"] > MARGIN:
         raise RuntimeError(f"{streamed['over_needed']:.3f} times the bytes that the experts make")
     return [streamed, resident]
+
+
+def mixtral(djinn):
+    return experts(djinn, "synthetic:mixtral-8x7b", "40GiB", 2, 8)
+
+
+def qwen3_moe(djinn):
+    return experts(djinn, "synthetic:qwen3-30b-a3b?distinct=8", "24GiB", 8, 128)
 
 
 def llama(djinn):
@@ -73,7 +83,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--djinn", required=True)
     parser.add_argument("--json", required=True, type=Path)
-    models = {"mixtral": mixtral, "llama": llama, "falcon": falcon}
+    models = {"mixtral": mixtral, "qwen3-moe": qwen3_moe, "llama": llama, "falcon": falcon}
     parser.add_argument("--only", nargs="*", choices=models)
     args = parser.parse_args()
     report = {

@@ -118,7 +118,7 @@ def check_checkpoints(djinn, root):
     return worst
 
 
-FAMILIES = ("gqa", "window", "qwen3", "mixtral", "gpt2", "gptj", "gpt-neox", "falcon", "falcon-rw")
+FAMILIES = ("gqa", "window", "qwen3", "mixtral", "qwen3-moe", "gpt2", "gptj", "gpt-neox", "falcon", "falcon-rw")
 
 
 def check_placements(djinn):

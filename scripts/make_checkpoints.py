@@ -80,6 +80,15 @@ FALCON_RW = {
     "parallel_attn": False,
 }
 MIXTRAL = {**BASE, **ODD, "num_key_value_heads": 1, "num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN3_MOE = {
+    **BASE,
+    **ODD,
+    "num_key_value_heads": 1,
+    "moe_intermediate_size": 40,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+}
 NEOX = {
     **ENDS,
     "hidden_size": 64,
@@ -91,7 +100,7 @@ NEOX = {
 }
 CLASSES = {"GPT2": "GPT2LMHeadModel"}
 # Families whose sizes are not BASE's.
-OWN_SIZES = {"GPT2", "GPTJ", "GPTNeoX", "Falcon", "Mixtral"}
+OWN_SIZES = {"GPT2", "GPTJ", "GPTNeoX", "Falcon", "Mixtral", "Qwen3Moe"}
 
 # name: (config, dtype, rope theta, rope scaling, save options); the option "family" names the classes
 VARIANTS = {
@@ -252,6 +261,27 @@ VARIANTS = {
         1000000.0,
         None,
         {"family": "Mixtral"},
+    ),
+    "qwen3-moe-f32": (
+        {**QWEN3_MOE, "norm_topk_prob": False, "attention_bias": True},
+        torch.float32,
+        10000.0,
+        None,
+        {"family": "Qwen3Moe", "max_shard_size": "80KB"},
+    ),
+    "qwen3-moe-f16": (
+        {**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 6},
+        torch.float16,
+        1000000.0,
+        None,
+        {"family": "Qwen3Moe", "classic": True},
+    ),
+    "qwen3-moe-bf16": (
+        {**QWEN3_MOE, "head_dim": 24, "num_experts": 6, "tie_word_embeddings": True},
+        torch.bfloat16,
+        1000000.0,
+        None,
+        {"family": "Qwen3Moe"},
     ),
     # 7B: one key head, attention and MLP side by side behind one norm.
     "falcon-7b-f32": (FALCON, torch.float32, 10000.0, None, {"family": "Falcon"}),
@@ -434,6 +464,8 @@ def save(model, directory, options):
             if neox:
                 config["rotary_pct"] = rope.pop("partial_rotary_factor")
             config["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
+        if config["model_type"] == "qwen3_moe" and "num_local_experts" in config:
+            config["num_experts"] = config.pop("num_local_experts")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

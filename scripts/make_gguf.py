@@ -27,6 +27,7 @@ are written too: llama.cpp must refuse them.
 import argparse
 import ctypes
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -60,6 +61,7 @@ VARIANTS = {
     "qwen2-tied-f16": (F16, False),
     "qwen3-bf16": (BF16, True),
     "qwen3-f16": (F16, False),
+    "qwen3-moe-bf16": (BF16, True),
     "gpt2-f16": (F16, True),
     "gpt2-bare-f32": (F16, True),
     "falcon-7b-f32": (F16, True),
@@ -69,7 +71,7 @@ VARIANTS = {
 REFUSED = ["falcon-7b-bf16"]
 
 # Largest relative norm of the difference, of the float32 file and of the file in its own type.
-LIMITS = {"llama": 1e-5, "qwen2": 1e-5, "qwen3": 1e-5, "gpt2": 1e-3, "falcon": 1e-3}
+LIMITS = {"llama": 1e-5, "qwen2": 1e-5, "qwen3": 1e-5, "qwen3moe": 1e-5, "gpt2": 1e-3, "falcon": 1e-3}
 TYPE_LIMITS = {F32: 0.0, F16: 3e-3, BF16: 3e-2}
 # Smallest, of rows from which llama.cpp hides nothing and transformers does.
 APART = 1e-2
@@ -88,7 +90,8 @@ class Writer:
         self.tensors = {}
         for path in sorted(directory.glob("*.safetensors")):
             self.tensors.update(read_safetensors(path))
-        self.arch = {"mistral": "llama", "mixtral": "llama"}.get(self.config["model_type"], self.config["model_type"])
+        renamed = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+        self.arch = renamed.get(self.config["model_type"], self.config["model_type"])
         self.blocks = self.config.get("num_hidden_layers") or self.config["n_layer"]
 
     def write(self, path, dtype):
@@ -113,7 +116,7 @@ class Writer:
         out.close()
 
     def llama_keys(self, out):
-        """Of llama, qwen2 and qwen3."""
+        """Of llama, qwen2, qwen3 and qwen3moe."""
         config = self.config
         out.add_context_length(config["max_position_embeddings"])
         out.add_embedding_length(config["hidden_size"])
@@ -125,9 +128,11 @@ class Writer:
         if config.get("head_dim") is not None:
             out.add_key_length(config["head_dim"])
             out.add_value_length(config["head_dim"])
-        if config.get("num_local_experts") is not None:
-            out.add_expert_count(config["num_local_experts"])
+        if self.experts() is not None:
+            out.add_expert_count(self.experts())
             out.add_expert_used_count(config["num_experts_per_tok"])
+        if self.arch == "qwen3moe":
+            out.add_expert_feed_forward_length(config["moe_intermediate_size"])
         if self.rope.get("rope_type") == "linear":
             out.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             out.add_rope_scaling_factor(self.rope["factor"])
@@ -161,6 +166,10 @@ class Writer:
         uses = self.config["model_type"] in ("mistral", "mixtral")
         return self.config.get("sliding_window") if uses else None
 
+    def experts(self):
+        """How many a block has, or None."""
+        return self.config.get("num_local_experts") or self.config.get("num_experts")
+
     def head_dim(self):
         return self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
 
@@ -185,14 +194,16 @@ class Writer:
                 data = in_pairs(data, self.config["num_attention_heads"])
             elif self.arch == "llama" and ".k_proj." in name:
                 data = in_pairs(data, self.config["num_key_value_heads"])
-            elif ".block_sparse_moe.experts." in name:
-                block, expert, part = (name.split(".")[i] for i in (2, 5, 6))
-                experts.setdefault((block, part), {})[int(expert)] = data
+            elif ".experts." in name:
+                before, expert, part = re.fullmatch(r"(.+)\.experts\.(\d+)\.(.+)", name).groups()
+                experts.setdefault((before, part), {})[int(expert)] = data
                 continue
             yield name, data
-        for (block, part), parts in experts.items():
-            stacked = np.stack([parts[i] for i in range(self.config["num_local_experts"])])
-            yield f"layers.{block}.feed_forward.experts.{part}.weight", stacked
+        for (before, part), parts in experts.items():
+            if self.arch == "llama":
+                # The name that llama.cpp's table has for all experts of a block together.
+                before = before.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
+            yield f"{before}.experts.{part}", np.stack([parts[i] for i in range(self.experts())])
         if self.rope.get("rope_type") == "llama3":
             yield ROPE_FREQS, self.divisors()
 

@@ -34,7 +34,7 @@ fn checkpoints() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> =
         entries.map(|e| e.expect("readable").path()).filter(|p| p.is_dir()).collect();
     found.sort();
-    assert!(found.len() >= 38, "{} checkpoints", found.len());
+    assert!(found.len() >= 41, "{} checkpoints", found.len());
     found
 }
 

@@ -7,11 +7,12 @@ use djinn_engine::{Budget, Engine, Generate, Options, Request, Service};
 use djinn_models::{Location, OpenOptions, open};
 use std::ops::ControlFlow;
 
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 11] = [
     "tiny-gqa",
     "tiny-window",
     "tiny-qwen3",
     "tiny-mixtral",
+    "tiny-qwen3-moe",
     "tiny-gpt2",
     "tiny-gptj",
     "tiny-gpt-neox",

@@ -80,8 +80,9 @@ pub(crate) enum Mlp {
     SwiGlu,
     /// `down(gelu(up))`.
     Gelu(GeluForm),
-    /// `chosen` of `count` SwiGLUs for each row, weighted by a router's softmax (Jiang et al. 2024).
-    Experts { count: u64, chosen: u64 },
+    /// `chosen` of `count` SwiGLUs for each row, weighted by a router's softmax over all of them, divided by the sum of the
+    /// chosen ones if `renormalise` (Jiang et al. 2024).
+    Experts { count: u64, chosen: u64, renormalise: bool },
 }
 
 /// Which products have a bias.

@@ -12,6 +12,7 @@ mod mistral;
 mod mixtral;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod rotary;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,7 +34,7 @@ pub(crate) struct Family {
     read: fn(&JsonKeys, &Family) -> Result<Decoder>,
 }
 
-const FAMILIES: [&Family; 9] = [
+const FAMILIES: [&Family; 10] = [
     &gpt2::FAMILY,
     &gptj::FAMILY,
     &gpt_neox::FAMILY,
@@ -41,6 +42,7 @@ const FAMILIES: [&Family; 9] = [
     &mistral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
     &mixtral::FAMILY,
     &falcon::FAMILY,
 ];

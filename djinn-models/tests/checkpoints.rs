@@ -12,13 +12,13 @@ fn variants() -> Vec<String> {
     let entries = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap());
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
     names.sort();
-    assert!(names.len() >= 38, "{} checkpoints", names.len());
+    assert!(names.len() >= 41, "{} checkpoints", names.len());
     names
 }
 
 /// The families whose tensors have Llama's names.
 fn named_as_llama(variant: &str) -> bool {
-    !["falcon", "gpt", "mixtral"].iter().any(|family| variant.starts_with(family))
+    !["falcon", "gpt", "mixtral", "qwen3-moe"].iter().any(|family| variant.starts_with(family))
 }
 
 fn directory(variant: &str) -> PathBuf {

@@ -126,7 +126,9 @@ impl Writer<'_> {
         };
         self.hook_in(block, normed, &["mlp.hook_in"], &[])?;
         let mlp_out = match decoder.mlp {
-            Mlp::Experts { count, chosen } => self.experts(block, normed, count, chosen)?,
+            Mlp::Experts { count, chosen, renormalise } => {
+                self.experts(block, normed, count, chosen, renormalise)?
+            },
             Mlp::SwiGlu | Mlp::Gelu(_) => self.mlp(block, normed)?,
         };
         let modules = match (decoder.mlp, tensors.experts) {
@@ -251,7 +253,14 @@ impl Writer<'_> {
     }
 
     /// Each expert's products run for the rows that the router sent to it.
-    fn experts(&mut self, block: u64, x: ValueId, count: u64, chosen: u64) -> Result<ValueId, GraphError> {
+    fn experts(
+        &mut self,
+        block: u64,
+        x: ValueId,
+        count: u64,
+        chosen: u64,
+        renormalise: bool,
+    ) -> Result<ValueId, GraphError> {
         let decoder = self.decoder;
         let (d, f) = (decoder.sizes.hidden, decoder.sizes.intermediate);
         let at = |part: &str| format!("blocks.{block}.mlp.{part}");
@@ -259,7 +268,7 @@ impl Writer<'_> {
         let shape = [count, d];
         let weight = self.weight(&at("router.weight"), &shape, vec![Part::new(router, &shape)])?;
         let logits = self.graph.linear(&at("router"), x, weight, None)?;
-        let routing = self.graph.route(&at("route"), logits, chosen as u32, true)?;
+        let routing = self.graph.route(&at("route"), logits, chosen as u32, renormalise)?;
         let products = |writer: &mut Self, x, part: &str, shape: [u64; 2], down| {
             let mut out = None;
             for expert in 0..count {

@@ -77,7 +77,7 @@ impl Decoder {
         if let Some(window) = &self.window {
             origin.within(keys.window, window.positions, MAX_CONTEXT)?;
         }
-        if let Mlp::Experts { count, chosen } = self.mlp {
+        if let Mlp::Experts { count, chosen, .. } = self.mlp {
             let most = u64::from(Routing::MOST_EXPERTS);
             origin.within(keys.experts, count, most.min(MAX_ALL_EXPERTS / sizes.layers))?;
             origin.within(keys.chosen, chosen, u64::from(Routing::MOST_CHOSEN).min(count))?;

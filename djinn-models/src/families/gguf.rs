@@ -37,6 +37,9 @@ const KEYS: KeyNames = KeyNames {
     biases: &[],
 };
 
+/// The width of an expert's MLP, where files have another for MLPs without experts.
+const EXPERT_INTERMEDIATE: &str = "expert_feed_forward_length";
+
 const TENSORS: Tensors = Tensors {
     prefix: "",
     blocks: "blk.",
@@ -69,13 +72,12 @@ pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Decoder> {
     let decoder = match architecture {
         "llama" => file.llama()?,
         "qwen2" => Decoder { architecture: "Qwen2ForCausalLM", ..file.rotated_in_halves()? },
-        "qwen3" => {
-            Decoder { architecture: "Qwen3ForCausalLM", head_norms: true, ..file.rotated_in_halves()? }
-        }
+        "qwen3" => file.qwen3()?,
+        "qwen3moe" => file.qwen3_moe()?,
         "gpt2" => file.gpt2()?,
         "falcon" => file.falcon()?,
         other => {
-            let remedy = "supported: llama, qwen2, qwen3, gpt2, falcon";
+            let remedy = "supported: llama, qwen2, qwen3, qwen3moe, gpt2, falcon";
             return Err(unsupported(format!("architecture {}", keys::shown(other)), remedy));
         }
     };
@@ -99,8 +101,24 @@ impl File<'_> {
         if count == 0 {
             return Ok(base);
         }
-        let mlp = Mlp::Experts { count, chosen: self.u64(KEYS.chosen)? };
+        let mlp = Mlp::Experts { count, chosen: self.u64(KEYS.chosen)?, renormalise: true };
         Ok(Decoder { architecture: "MixtralForCausalLM", mlp, ..base })
+    }
+
+    fn qwen3(&self) -> Result<Decoder> {
+        Ok(Decoder { architecture: "Qwen3ForCausalLM", head_norms: true, ..self.rotated_in_halves()? })
+    }
+
+    /// llama.cpp's conversion has no key for `norm_topk_prob`: published models have it.
+    fn qwen3_moe(&self) -> Result<Decoder> {
+        let base = self.qwen3()?;
+        let (count, chosen) = (self.u64(KEYS.experts)?, self.u64(KEYS.chosen)?);
+        Ok(Decoder {
+            architecture: "Qwen3MoeForCausalLM",
+            mlp: Mlp::Experts { count, chosen, renormalise: true },
+            sizes: Sizes { intermediate: self.u64(EXPERT_INTERMEDIATE)?, ..base.sizes },
+            ..base
+        })
     }
 
     /// A Llama with rows of queries and keys in the order of Hugging Face's checkpoints.

@@ -10,14 +10,13 @@ pub(super) const FAMILY: Family =
     Family { architecture: "MistralForCausalLM", model_type: "mistral", keys: KEYS, read };
 
 fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
-    // null means no window; a missing key means transformers' default.
-    let default = (!keys.contains("sliding_window")).then_some(DEFAULT_WINDOW);
-    let window = window(keys, default)?;
+    let window = window(keys, Some(DEFAULT_WINDOW))?;
     Ok(Decoder { window, ..base(keys, family, Defaults { context: 131_072, ..DEFAULTS })? })
 }
 
-/// The window of all blocks.
+/// The window of all blocks. null means no window; a missing key means `default`, transformers'.
 pub(super) fn window(keys: &JsonKeys, default: Option<u64>) -> Result<Option<Window>> {
-    let positions = keys.u64("sliding_window")?.or(default);
+    let missing = !keys.contains("sliding_window");
+    let positions = keys.u64("sliding_window")?.or(default.filter(|_| missing));
     Ok(positions.map(|positions| Window { positions, blocks: Vec::new() }))
 }

@@ -17,6 +17,6 @@ fn read(keys: &JsonKeys, family: &Family) -> Result<Decoder> {
     let tensors = Tensors { router: "block_sparse_moe.gate", experts, ..TENSORS };
     let defaults = Defaults { context: 131_072, eps: 1e-5, theta: 1e6, ..DEFAULTS };
     let window = window(keys, None)?;
-    let mlp = Mlp::Experts { count, chosen };
+    let mlp = Mlp::Experts { count, chosen, renormalise: true };
     Ok(Decoder { mlp, window, tensors, ..base(keys, family, defaults)? })
 }

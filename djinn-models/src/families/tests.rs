@@ -138,9 +138,9 @@ fn the_families_after_llama_differ_in_biases_and_windows() {
 #[test]
 fn mixtral_chooses_some_of_several_experts() {
     let mixtral = |more| of(&mixtral::FAMILY, more);
-    assert_eq!(mixtral(json!({})).unwrap().mlp, Mlp::Experts { count: 8, chosen: 2 });
+    assert_eq!(mixtral(json!({})).unwrap().mlp, Mlp::Experts { count: 8, chosen: 2, renormalise: true });
     let small = mixtral(json!({"num_local_experts": 4, "num_experts_per_tok": 1})).unwrap();
-    assert_eq!(small.mlp, Mlp::Experts { count: 4, chosen: 1 });
+    assert_eq!(small.mlp, Mlp::Experts { count: 4, chosen: 1, renormalise: true });
     for (changes, named) in [
         (json!({"num_local_experts": 0}), "num_local_experts"),
         (json!({"num_local_experts": 1025}), "num_local_experts"),
@@ -150,6 +150,50 @@ fn mixtral_chooses_some_of_several_experts() {
     ] {
         let error = mixtral(changes).unwrap_err();
         assert!(matches!(&error, Error::Config { key, .. } if key == named), "{named}: {error}");
+    }
+}
+
+#[test]
+fn a_qwen3_may_have_experts() {
+    let qwen = |more: Value| {
+        let mut keys = json!({"moe_intermediate_size": 24, "num_experts": 16, "num_experts_per_tok": 4});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        of(&qwen3_moe::FAMILY, keys)
+    };
+    let plain = qwen(json!({})).unwrap();
+    let experts = |count, renormalise| Mlp::Experts { count, chosen: 4, renormalise };
+    assert_eq!((plain.mlp, plain.sizes.intermediate), (experts(16, false), 24));
+    assert_eq!((plain.head_norms, plain.sizes.head_dim, plain.window(0)), (true, 16, None));
+    assert_eq!(qwen(json!({"norm_topk_prob": true})).unwrap().mlp, experts(16, true));
+    let renamed = json!({"num_experts": null, "num_local_experts": 8});
+    assert_eq!(qwen(renamed).unwrap().mlp, experts(8, false));
+    let biased = qwen(json!({"attention_bias": true})).unwrap().biases;
+    assert_eq!((biased.qkv, biased.out, biased.mlp), (true, true, false));
+    let window = |more: Value| qwen(more).unwrap().window(1);
+    let (on, off) = (json!({"use_sliding_window": true, "sliding_window": 9}), json!({"sliding_window": 9}));
+    assert_eq!((window(on), window(off)), (Some(9), None));
+    assert_eq!(window(json!({"use_sliding_window": true, "sliding_window": null})), None);
+    let untold = json!({"use_sliding_window": true, "max_position_embeddings": 8192});
+    assert_eq!(window(untold), Some(4096));
+    assert!(qwen(json!({"decoder_sparse_step": 1, "mlp_only_layers": []})).is_ok());
+    for (changes, named) in [
+        (json!({"num_experts": null}), "num_experts"),
+        (json!({"num_experts": 0}), "num_experts"),
+        (json!({"num_experts_per_tok": null}), "num_experts_per_tok"),
+        (json!({"num_experts_per_tok": 17}), "num_experts_per_tok"),
+        (json!({"moe_intermediate_size": null}), "moe_intermediate_size"),
+        (json!({"mlp_only_layers": ["all"]}), "mlp_only_layers"),
+    ] {
+        let error = qwen(changes).unwrap_err();
+        assert!(matches!(&error, Error::Config { key, .. } if key == named), "{named}: {error}");
+    }
+    for (changes, named) in [
+        (json!({"decoder_sparse_step": 2}), "decoder_sparse_step 2"),
+        (json!({"decoder_sparse_step": 0}), "decoder_sparse_step 0"),
+        (json!({"mlp_only_layers": [0]}), "mlp_only_layers"),
+    ] {
+        let error = qwen(changes).unwrap_err();
+        assert!(matches!(&error, Error::Unsupported { what, .. } if what == named), "{named}: {error}");
     }
 }
 

@@ -56,6 +56,9 @@ const SHAPES: &str = r#"[
      "vocab_size":152064,"max_position_embeddings":32768,"rope_theta":1e6},
     {"name":"qwen3-8b","like":"llama-3-8b","model_type":"qwen3","intermediate_size":12288,
      "num_hidden_layers":36,"vocab_size":151936,"max_position_embeddings":40960,"rope_theta":1e6},
+    {"name":"qwen3-30b-a3b","like":"qwen3-8b","model_type":"qwen3_moe","hidden_size":2048,
+     "moe_intermediate_size":768,"num_hidden_layers":48,"num_key_value_heads":4,"head_dim":128,"num_experts":128,
+     "num_experts_per_tok":8,"norm_topk_prob":true},
     {"name":"gpt2","model_type":"gpt2","n_embd":768,"n_layer":12,"n_head":12,"n_positions":1024,
      "vocab_size":50257,"layer_norm_epsilon":1e-5,"torch_dtype":"float32"},
     {"name":"gpt-j-6b","model_type":"gptj","n_embd":4096,"n_layer":28,"n_head":16,"n_positions":2048,
@@ -85,6 +88,8 @@ const SHAPES: &str = r#"[
     {"name":"tiny-window","like":"tiny-gqa","model_type":"mistral","sliding_window":24},
     {"name":"tiny-mixtral","like":"tiny-gqa","model_type":"mixtral","num_local_experts":8,
      "num_experts_per_tok":2},
+    {"name":"tiny-qwen3-moe","like":"tiny-qwen3","model_type":"qwen3_moe","moe_intermediate_size":96,
+     "num_experts":16,"num_experts_per_tok":4},
     {"name":"tiny-gpt2","like":"gpt2","n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,
      "torch_dtype":"bfloat16"},
     {"name":"tiny-gptj","like":"gpt-j-6b","n_embd":64,"n_layer":2,"n_head":4,"vocab_size":256,
@@ -205,7 +210,7 @@ fn size(key: &str, names: &KeyNames) -> Option<(&'static str, Reader)> {
 
 fn experts(decoder: &Decoder) -> Option<(u64, u64)> {
     match decoder.mlp {
-        Mlp::Experts { count, chosen } => Some((count, chosen)),
+        Mlp::Experts { count, chosen, .. } => Some((count, chosen)),
         Mlp::SwiGlu | Mlp::Gelu(_) => None,
     }
 }

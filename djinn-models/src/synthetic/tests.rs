@@ -44,6 +44,7 @@ fn known_models_have_their_published_sizes() {
         ("mistral-7b", 7_248_023_552, DType::BF16),
         ("qwen2.5-7b", 7_615_616_512, DType::BF16),
         ("qwen3-8b", 8_190_735_360, DType::BF16),
+        ("qwen3-30b-a3b", 30_532_122_624, DType::BF16),
         ("smollm2-135m", 134_515_008, DType::BF16),
         ("mixtral-8x7b", 46_702_792_704, DType::BF16),
         ("gpt2", 124_439_808, DType::F32),

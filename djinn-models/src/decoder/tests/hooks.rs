@@ -77,12 +77,13 @@ const FALCON: Modules = Modules {
     mlp: Mlp::Plain(["mlp", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"]),
 };
 
-const FAMILIES: [Modules; 11] = [
+const FAMILIES: [Modules; 12] = [
     LLAMA,
     Modules { shape: "tiny-window", ..LLAMA },
     Modules { shape: "qwen2.5-7b", ..LLAMA },
     Modules { shape: "tiny-qwen3", ..LLAMA },
     Modules { shape: "tiny-mixtral", mlp: Mlp::Experts("block_sparse_moe"), ..LLAMA },
+    Modules { shape: "tiny-qwen3-moe", mlp: Mlp::Experts("mlp"), ..LLAMA },
     GPT2,
     Modules {
         shape: "tiny-gptj",

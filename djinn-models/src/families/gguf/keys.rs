@@ -3,7 +3,7 @@
 //! A model with an additional feature has an additional key under the same architecture, so an unknown key may change
 //! the results.
 
-use super::{File, KEYS};
+use super::{EXPERT_INTERMEDIATE, File, KEYS};
 use crate::Result;
 use crate::decoder::{Decoder, Mlp, NormKind, Positions};
 use crate::families::unsupported;
@@ -124,7 +124,8 @@ impl File<'_> {
 fn is_read(name: &str, decoder: &Decoder) -> bool {
     let rotary = matches!(decoder.positions, Positions::Rotary(_)) && ROTARY.contains(&name);
     let window = decoder.norm.kind == NormKind::Rms && name == KEYS.window;
-    let experts = matches!(decoder.mlp, Mlp::Experts { .. }) && [KEYS.experts, KEYS.chosen].contains(&name);
+    let experts = matches!(decoder.mlp, Mlp::Experts { .. })
+        && [KEYS.experts, KEYS.chosen, EXPERT_INTERMEDIATE].contains(&name);
     EVERYWHERE.contains(&name) || rotary || window || experts
 }
 
