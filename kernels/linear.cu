@@ -234,7 +234,8 @@ template <typename T, typename Args> int linear_tensor(const Args &args, const P
     const DeviceFacts &device = all_devices()[current_device()];
     const bool staged = stages(plan.sizes.rows, plan.sizes.k);
     const bool alone = staged && MOST_RING + plan.staged_bytes() > device.block_shared / 2;
-    const Division division = divide(plan.sizes, device.multiprocessors, 8 * (alone ? 15 : 6));
+    const unsigned most = 8 * (alone ? 15 : 6);
+    const Division division = divide(plan.sizes, blocks_of_portion(args, device.multiprocessors, most), most);
     const unsigned units = ceil_div(division.share, 8);
     if (!staged) {
         return launch_few_units<T, false>(args, plan, division, stream);

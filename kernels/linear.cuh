@@ -174,12 +174,19 @@ inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
     return whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
 }
 
+/* How many of a launch's experts have slots, if all experts have as many. 1 for rows in order. */
+inline unsigned expected_experts(const djinn_expert_linear_args &a) {
+    const unsigned used = a.order == nullptr ? 1 : ceil_div(uint64_t(a.linear.rows) * a.chosen, a.experts);
+    return used < a.chosen ? used : a.chosen;
+}
+
 /*
  * How many of the `at_once` blocks (or clusters) of a device compute a portion, in shares of up to `most` rows of the weight.
  * If a half or a quarter of them can do it in one wave, portions run side by side: blocks with more rows hide more latency.
  */
+inline unsigned blocks_of_portion(const djinn_linear_args &, unsigned at_once, unsigned) { return at_once; }
 inline unsigned blocks_of_portion(const djinn_expert_linear_args &a, unsigned at_once, unsigned most) {
-    const unsigned experts = a.order == nullptr ? 1 : a.chosen < a.linear.rows ? a.chosen : a.linear.rows;
+    const unsigned experts = expected_experts(a);
     unsigned apart = 1;
     while (apart < 4 && 2 * apart <= experts && shares_of(a.linear, most) <= at_once / (2 * apart)) {
         apart *= 2;

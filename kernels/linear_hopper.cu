@@ -8,7 +8,7 @@
  * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the experts' slots, one block a
  * slot; then, as above, y over portions of up to 64 slots of an expert. Blocks of those past the last end at once; since the
  * previous kernel may have found the slots, none reads weights before it is done. Where experts have more slots than 32 on
- * average, linear_wide.cu takes the gathered rows.
+ * average, or many of them small weights, linear_wide.cu takes the gathered rows.
  * Shapes: as in linear.cu.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
@@ -140,7 +140,8 @@ bool serves_hopper(uint32_t k, uint32_t weight_dtype) {
 
 template <typename Args>
 int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batch, void *stream) {
-    const unsigned share = choose_share(a, clusters_at_once(), MOST_TILES), tiles = ceil_div(share, TILE_ROWS);
+    const unsigned at_once = blocks_of_portion(args, clusters_at_once(), MOST_TILES * TILE_ROWS);
+    const unsigned share = choose_share(a, at_once, MOST_TILES), tiles = ceil_div(share, TILE_ROWS);
     if (a.weight_dtype == DJINN_F16) {
         return launch_hopper(choose_hopper<Args, f16>(batch.n, tiles), args, a, batch, share, stream);
     }
@@ -187,9 +188,18 @@ int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *st
     return launch(gather, range.end - range.first, GATHER_THREADS, 0, stream, args, range.first);
 }
 
+/*
+ * Whether linear_wide.cu computes many experts sooner, however few slots they have: a weight of few rows leaves clusters idle,
+ * also where portions run side by side, and its tiles are taken without a pause between experts. As measured.
+ */
+static bool are_small(const djinn_expert_linear_args &a) {
+    return expected_experts(a) > 8 && shares_of(a.linear, MOST_TILES * TILE_ROWS) <= clusters_at_once() / 4;
+}
+
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
     return by_batches(a, MOST_GROUP, stream, [&](const Batch &batch) {
-        return batch.n == MOST_GROUP ? expert_linear_wide(a, batch.range(), stream) : launch_plain(a, a.linear, batch, stream);
+        const bool wide = batch.n == MOST_GROUP || are_small(a);
+        return wide ? expert_linear_wide(a, batch.range(), stream) : launch_plain(a, a.linear, batch, stream);
     });
 }
 

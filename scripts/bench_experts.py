@@ -3,10 +3,11 @@
 
     python3 scripts/bench_experts.py --kernels LIBRARY.so --json OUT.json [--only check|time] [--rows 1,16]
 
-The library is that of scripts/bench_blocks.py. Products are those of Mixtral 8x7B: each row goes to two of eight experts,
-chosen at random. Weights are plain bf16, lossless or Q4_K. Checks: the slots' bits are those of a product of their row alone,
-whether experts are computed in one launch or one after another. Times: medians, in turns, from a graph of launches; the bytes
-are those of the weights of the experts that a slot has. PyTorch gets rows that are rounded and sorted by expert. Needs torch.
+The library is that of scripts/bench_blocks.py. Products are those of Mixtral 8x7B, where each row goes to two of eight experts,
+and of Qwen3-30B-A3B, where it goes to eight of 128: chosen at random. Weights are plain bf16, lossless or Q4_K. Checks: the
+slots' bits are those of a product of their row alone, whether experts are computed in one launch or one after another. Times:
+medians, in turns, from a graph of launches; the bytes are those of the weights of the experts that a slot has. PyTorch gets
+rows that are rounded and sorted by expert. Needs torch.
 """
 
 import argparse
@@ -21,9 +22,14 @@ from bench_encoded import DTYPES, LOSSLESS, PLAIN, ExpertArgs, encode
 from bench_linear import TILES, Args
 from timing import medians_us
 
-EXPERTS, CHOSEN = 8, 2
-# Rows of the weight, columns, slots that share a row of x, and tiles of a weight.
-SHAPES = {"gate and up": (28672, 4096, CHOSEN, 4), "down": (4096, 14336, 1, 2)}
+# Of each model: experts, those of a row, and products: rows of the weight, columns, slots that share a row of x, and tiles of
+# a weight.
+MODELS = {
+    "Mixtral": (8, 2, {"gate and up": (28672, 4096, 2, 4), "down": (4096, 14336, 1, 2)}),
+    "Qwen3": (128, 8, {"gate and up": (1536, 2048, 8, 1), "down": (2048, 768, 1, 1)}),
+}
+# Rows of the weight, columns, experts, tiles of a weight.
+CHECKED = ((520, 1280, 8, 1), (1000, 4096, 8, 3), (72, 5120, 3, 1), (4104, 512, 19, 2), (1536, 2048, 40, 1))
 ROWS = "1,2,4,8,16,32,64,128,256"
 KINDS = ("bf16", "lossless", "Q4_K")
 
@@ -31,7 +37,7 @@ KINDS = ("bf16", "lossless", "Q4_K")
 class Experts:
     """Weights [n, k] of all experts, stored in one way, in tiles of as many rows but for the last."""
 
-    def __init__(self, library, kind, n, k, experts=EXPERTS, tiles=1):
+    def __init__(self, library, kind, n, k, experts, tiles=1):
         self.library, self.kind, self.n, self.k = library, kind, n, k
         self.tile_rows = -(-n // tiles)
         self.dtype = torch.float16 if kind in FORMATS else torch.bfloat16
@@ -83,7 +89,7 @@ class Experts:
 class Routing:
     """Slots, by expert. `ids` [rows, chosen]."""
 
-    def __init__(self, ids, experts=EXPERTS):
+    def __init__(self, ids, experts):
         self.ids = ids.flatten()
         self.slots = len(self.ids)
         self.order = self.ids.sort(stable=True).indices.int()
@@ -92,7 +98,7 @@ class Routing:
         self.starts = torch.cat([ends.new_zeros(1), ends])
 
 
-def chosen(rows, experts=EXPERTS, each=CHOSEN):
+def chosen(rows, experts, each=2):
     return torch.rand(rows, experts, device="cuda").argsort(1)[:, :each]
 
 
@@ -103,7 +109,7 @@ def room(slots, k, most=1 << 30):
 def check(library):
     failures, cases = [], 0
     for kind in (*KINDS, "Q6_K", "Q5_0"):
-        for n, k, experts, tiles in ((520, 1280, 8, 1), (1000, 4096, 8, 3), (72, 5120, 3, 1), (4104, 512, 19, 2)):
+        for n, k, experts, tiles in CHECKED:
             product = Experts(library, kind, n, k, experts, tiles)
             stored = product.encoding, DTYPES[product.dtype], k, product.row_bytes
             if kind != "bf16" and library.djinn_linear_direct(*stored) == 0:
@@ -152,12 +158,13 @@ def torch_grouped(weights, routing, x):
 
 def time_products(library, all_rows):
     lines = []
-    for name, (n, k, each, tiles) in SHAPES.items():
+    shapes = [(f"{model}, {name}", *of[:2], *shape) for model, of in MODELS.items() for name, shape in of[2].items()]
+    for name, experts, of_row, n, k, each, tiles in shapes:
         for kind in KINDS:
-            product = Experts(library, kind, n, k, tiles=tiles)
+            product = Experts(library, kind, n, k, experts, tiles)
             for rows in all_rows:
                 torch.manual_seed(rows)
-                routing = Routing(chosen(rows))
+                routing = Routing(chosen(rows, experts, of_row), experts)
                 x = torch.randn(routing.slots // each, k, device="cuda")
                 out, workspace = torch.empty(routing.slots, n, device="cuda"), room(routing.slots, k)
                 works = [
