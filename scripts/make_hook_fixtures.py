@@ -42,7 +42,8 @@ FALCON = {
     "qkv": ["query_key_value"], "out": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h",
 }
 MODULES = {
-    "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA, "mixtral": LLAMA, "gpt2": GPT2, "falcon": FALCON,
+    "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA, "qwen3_moe": LLAMA, "mixtral": LLAMA,
+    "gpt2": GPT2, "falcon": FALCON,
     "gptj": {
         **GPT2, "positions": None, "norms": ["ln_1"], "qkv": ["q_proj", "k_proj", "v_proj"], "out": "out_proj",
         "up": "fc_in", "down": "fc_out",

@@ -8,13 +8,14 @@ use half::{bf16, f16};
 use std::path::{Path, PathBuf};
 
 /// Each file, by its checkpoint's directory, and whether its matrices are the checkpoint's rounded to f16.
-const FILES: [(&str, bool); 11] = [
+const FILES: [(&str, bool); 12] = [
     ("gqa-bf16", false),
     ("rope-llama3-bf16", false),
     ("mistral-window-f16", false),
     ("mixtral-window-bf16", false),
     ("qwen2-bf16", false),
     ("qwen3-bf16", false),
+    ("qwen3-moe-bf16", false),
     ("gpt2-f16", false),
     ("gpt2-bare-f32", true),
     ("falcon-7b-f32", true),
