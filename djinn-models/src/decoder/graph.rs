@@ -128,7 +128,7 @@ impl Writer<'_> {
         let mlp_out = match decoder.mlp {
             Mlp::Experts { count, chosen, renormalise } => {
                 self.experts(block, normed, count, chosen, renormalise)?
-            },
+            }
             Mlp::SwiGlu | Mlp::Gelu(_) => self.mlp(block, normed)?,
         };
         let modules = match (decoder.mlp, tensors.experts) {
