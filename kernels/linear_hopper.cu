@@ -193,7 +193,7 @@ int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *st
  * also where portions run side by side, and its tiles are taken without a pause between experts. As measured.
  */
 static bool are_small(const djinn_expert_linear_args &a) {
-    return expected_experts(a) > 8 && shares_of(a.linear, MOST_TILES * TILE_ROWS) <= clusters_at_once() / 4;
+    return expected_experts(a) >= 8 && shares_of(a.linear, MOST_TILES * TILE_ROWS) <= clusters_at_once() / 3;
 }
 
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
