@@ -176,7 +176,10 @@ inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
 
 /* How many of a launch's experts have slots, if all experts have as many. 1 for rows in order. */
 inline unsigned expected_experts(const djinn_expert_linear_args &a) {
-    const unsigned used = a.order == nullptr ? 1 : ceil_div(uint64_t(a.linear.rows) * a.chosen, a.experts);
+    if (a.order == nullptr) {
+        return 1;
+    }
+    const unsigned used = ceil_div(uint64_t(a.linear.rows) * a.chosen, a.experts);
     return used < a.chosen ? used : a.chosen;
 }
 

@@ -1,5 +1,5 @@
-//! The GGUF files that llama.cpp ran (`scripts/make_gguf.py`): each means what transformers computed from the
-//! checkpoint that it was made from.
+//! GGUF files in llama.cpp's conventions (`scripts/make_gguf.py`): each means what transformers computed from the
+//! checkpoint that it was made from. llama.cpp ran all of them but qwen3-moe-bf16.
 
 use crate::interpreter::{Interpreter, check_greedy, check_logits, expected};
 use djinn_models::{Location, Model, OpenOptions, open};
