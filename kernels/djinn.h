@@ -524,20 +524,32 @@ typedef struct djinn_copy_args {
 } djinn_copy_args;
 int djinn_copy(const djinn_copy_args *args, void *stream);
 
-/*
- * If the expert has slots, i.e. starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0, and neither
- * src nor dst is touched. src may lie in pinned host memory. For a stream of copies: it overlaps with no kernel of its
- * stream, and what reads dst as a weight waits for an event after it.
- */
-typedef struct djinn_copy_expert_args {
+enum {
+    /* The most copies of one djinn_copy_experts. */
+    DJINN_COPIES = 64,
+};
+
+/* A copy of some bytes of an expert's weights. */
+typedef struct djinn_expert_copy {
     const void *src;
     void *dst;
-    const uint32_t *starts; /* of at least expert + 2 */
     uint32_t *moved;
     uint64_t bytes; /* multiples of 16, from multiples of 16 on, are the fastest */
     uint32_t expert;
-} djinn_copy_expert_args;
-int djinn_copy_expert(const djinn_copy_expert_args *args, void *stream);
+} djinn_expert_copy;
+
+/*
+ * For each copy: if the expert has slots, i.e. starts[expert + 1] > starts[expert], dst = src and moved = 1; else moved = 0,
+ * and neither src nor dst is touched. src may lie in pinned host memory. No dst shares bytes with that of another copy, or with
+ * its src. For a stream of copies: it overlaps with no kernel of its stream, and what reads dst as a weight waits for an event
+ * after it.
+ */
+typedef struct djinn_copy_experts_args {
+    const uint32_t *starts; /* of at least the greatest expert + 2 */
+    uint32_t count;         /* 1 to DJINN_COPIES */
+    djinn_expert_copy copies[DJINN_COPIES];
+} djinn_copy_experts_args;
+int djinn_copy_experts(const djinn_copy_experts_args *args, void *stream);
 
 /*
  * out = the wrapping sum, over the 32-bit little-endian words w of src (the last one padded with zeros), of

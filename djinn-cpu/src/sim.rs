@@ -21,7 +21,7 @@ use crate::event::{Completion, Events};
 use crate::kernels::{self, Kernels, Math};
 use crate::memory::{self, Memory};
 use clock::Clock;
-use djinn_device::args::{Add, ExpertLinear, Linear, RmsNorm, SiluMul};
+use djinn_device::args::{Add, CopyExpert, ExpertLinear, Linear, RmsNorm, SiluMul};
 use djinn_device::{
     Access, Buffer, Capture, Device, DeviceInfo, Encoding, Error, Event, Operation, Result, Space, Span,
     Stream, Usage,
@@ -332,6 +332,13 @@ djinn_device::for_each_op!(queue_operations SimDevice {
         self.experts.borrow_mut().push(products.to_vec());
         let order = self.streams.borrow_mut().any_order(products.len());
         order.into_iter().try_for_each(|at| self.expert_linear(stream, &products[at]))
+    }
+
+    /// As above.
+    fn copy_experts(&self, stream: Stream, copies: &[CopyExpert]) -> Result<()> {
+        CopyExpert::check_all(copies);
+        let order = self.streams.borrow_mut().any_order(copies.len());
+        order.into_iter().try_for_each(|at| self.copy_expert(stream, &copies[at]))
     }
 
     fn add_rms_norm(&self, stream: Stream, add: &Add, norm: &RmsNorm) -> Result<()> {

@@ -531,19 +531,27 @@ unsafe extern "C" {
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }
+pub const DJINN_COPIES: _bindgen_ty_3 = 64;
+pub type _bindgen_ty_3 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct djinn_copy_expert_args {
+pub struct djinn_expert_copy {
     pub src: *const ::std::os::raw::c_void,
     pub dst: *mut ::std::os::raw::c_void,
-    pub starts: *const u32,
     pub moved: *mut u32,
     pub bytes: u64,
     pub expert: u32,
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct djinn_copy_experts_args {
+    pub starts: *const u32,
+    pub count: u32,
+    pub copies: [djinn_expert_copy; 64usize],
+}
 unsafe extern "C" {
-    pub fn djinn_copy_expert(
-        args: *const djinn_copy_expert_args,
+    pub fn djinn_copy_experts(
+        args: *const djinn_copy_experts_args,
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }

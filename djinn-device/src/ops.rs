@@ -3,7 +3,7 @@
 
 use crate::access::{Access, Field};
 use crate::args::check::Checks;
-use crate::args::{self, Add, ExpertLinear, KvWrite, Linear, RmsNorm, Rope, SiluMul};
+use crate::args::{self, Add, CopyExpert, ExpertLinear, KvWrite, Linear, RmsNorm, Rope, SiluMul};
 use crate::{Device, Result, Span, Stream};
 
 /// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
@@ -186,6 +186,12 @@ macro_rules! operations {
             /// launch, in any order. [`ExpertLinear::check_all`], which the caller has called, tells what they have in common.
             fn expert_linears(&self, stream: Stream, products: &[ExpertLinear]) -> Result<()> {
                 products.iter().try_for_each(|product| self.expert_linear(stream, product))
+            }
+
+            /// One [`copy_expert`](Ops::copy_expert) after another, with the same effects. Devices may do several in one launch,
+            /// in any order. The caller has called [`CopyExpert::check_all`].
+            fn copy_experts(&self, stream: Stream, copies: &[CopyExpert]) -> Result<()> {
+                copies.iter().try_for_each(|copy| self.copy_expert(stream, copy))
             }
 
             /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight, then [`silu_mul`](Ops::silu_mul) of the

@@ -14,6 +14,9 @@ use std::ops::Range;
 /// The most tiles of a weight that one launch of a product takes.
 pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
 
+/// The most copies of experts that one launch takes.
+pub(crate) const COPIES: usize = sys::DJINN_COPIES as usize;
+
 /// The most rows for which a product reads the weight once, on the card of the current context.
 pub(crate) fn rows_at_once() -> u32 {
     // SAFETY: asks the driver, and has no other effect.
@@ -229,10 +232,6 @@ launches! {
     }
     choose: Choose = djinn_choose(djinn_choose_args) {
         read [draws, earlier], write [logits, changes, drawn], weights [], same [vocab, rows],
-    }
-    copy_expert: CopyExpert = djinn_copy_expert(djinn_copy_expert_args) {
-        read [src, starts], write [moved], weights [], same [expert],
-        |args, launch| [dst: launch.memory.resolve(args.dst).bytes(), bytes: args.src.len()],
     }
     checksum: Checksum = djinn_checksum(djinn_checksum_args) {
         read [src], write [out], weights [], same [],
@@ -472,6 +471,30 @@ impl Launch<'_> {
             slots_per_row: args.slots_per_row,
         };
         kernel!(djinn_expert_linear, raw, self.stream)
+    }
+
+    /// Copies of experts, at most [`COPIES`].
+    pub(crate) fn copy_experts(self, copies: &[args::CopyExpert]) -> Result<()> {
+        let none = sys::djinn_expert_copy {
+            src: std::ptr::null(),
+            dst: std::ptr::null_mut(),
+            moved: std::ptr::null_mut(),
+            bytes: 0,
+            expert: 0,
+        };
+        let starts = self.memory.resolve(copies[0].starts).input();
+        let mut raw =
+            sys::djinn_copy_experts_args { starts, count: copies.len() as u32, copies: [none; COPIES] };
+        for (raw, copy) in raw.copies.iter_mut().zip(copies) {
+            *raw = sys::djinn_expert_copy {
+                src: self.memory.resolve(copy.src).input(),
+                dst: self.memory.resolve(copy.dst).bytes(),
+                moved: self.memory.resolve(copy.moved).output(),
+                bytes: copy.src.len(),
+                expert: copy.expert,
+            };
+        }
+        kernel!(djinn_copy_experts, raw, self.stream)
     }
 
     pub(crate) fn copy(self, src: Place, dst: Place) -> Result<()> {

@@ -3,7 +3,7 @@
 use crate::experts::Experts;
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    Launch, Rounding, TILES, can_add, can_gate, decoded_dtype, decodes_meanwhile, rows_read_directly,
+    COPIES, Launch, Rounding, TILES, can_add, can_gate, decoded_dtype, decodes_meanwhile, rows_read_directly,
     takes_rounded, type_read, wants_rounded,
 };
 use crate::present::matmul::Shape;
@@ -313,6 +313,11 @@ macro_rules! operation {
             self.expert_linears(stream, std::slice::from_ref(args))
         }
     };
+    (copy_expert $Args:ident) => {
+        fn copy_expert(&self, stream: Stream, args: &args::CopyExpert) -> Result<()> {
+            self.copy_experts(stream, std::slice::from_ref(args))
+        }
+    };
     (attention $Args:ident) => {
         fn attention(&self, stream: Stream, args: &args::Attention) -> Result<()> {
             if cfg!(debug_assertions) {
@@ -425,6 +430,14 @@ impl Ops for CudaDevice {
             self.launch(stream, |launch| launch.expert_linear(&together, workspace, None))?;
         }
         Ok(())
+    }
+
+    fn copy_experts(&self, stream: Stream, copies: &[args::CopyExpert]) -> Result<()> {
+        if cfg!(debug_assertions) {
+            args::CopyExpert::check_all(copies);
+        }
+        self.enter()?;
+        copies.chunks(COPIES).try_for_each(|some| self.launch(stream, |launch| launch.copy_experts(some)))
     }
 
     fn linear_tiles(&self, stream: Stream, mut tiles: &[Linear]) -> Result<()> {

@@ -234,6 +234,40 @@ impl CopyExpert {
     }
 }
 
+impl CopyExpert {
+    /// Checks the copies of one [`copy_experts`](crate::Ops::copy_experts), and each for itself. They follow one choice of a
+    /// router. Their destinations lie apart in one buffer, in which nothing else lies that they use. `moved` ascends in
+    /// another, and stays where it is from one part of an expert to the next.
+    ///
+    /// # Panics
+    /// If something is wrong.
+    pub fn check_all(copies: &[CopyExpert]) {
+        copies.iter().for_each(CopyExpert::check);
+        let Some(first) = copies.first() else { return };
+        let mut written: Vec<Span> = copies.iter().map(|copy| copy.dst).collect();
+        written.sort_unstable_by_key(|dst| dst.offset());
+        for copy in copies {
+            let alike = (copy.starts, copy.experts) == (first.starts, first.experts);
+            assert!(alike, "copy_experts: {copy:?} follows another choice than {first:?}");
+            let ring = first.dst.buffer();
+            let [src, moved, starts] = [copy.src, copy.moved, copy.starts].map(|span| span.buffer() != ring);
+            assert!(
+                copy.dst.buffer() == ring && src && moved && starts,
+                "copy_experts: {copy:?} beside {ring:?}"
+            );
+        }
+        for (before, after) in copies.iter().zip(&copies[1..]) {
+            let ascends = before.moved.buffer() == after.moved.buffer()
+                && before.moved.offset() < after.moved.offset()
+                || before.moved == after.moved && before.expert == after.expert;
+            assert!(ascends, "copy_experts: {:?} after {:?}", after.moved, before.moved);
+        }
+        for (before, after) in written.iter().zip(&written[1..]) {
+            assert!(!before.overlaps(*after), "copy_experts: {after:?} overlaps {before:?}");
+        }
+    }
+}
+
 impl Checks {
     fn experts(self, experts: u32) {
         let most = Route::MOST_EXPERTS;

@@ -72,7 +72,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 71] = named![
+    let checks: [Check<D>; 72] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -143,6 +143,7 @@ pub(super) fn each_op<D: Ops>(
         routing::combines,
         routing::mixes_experts,
         routing::copies_experts_in_use,
+        routing::copies_many_experts_at_once,
         routing::copies_wherever_bytes_begin,
     ];
     for (name, check) in checks {

@@ -7,7 +7,7 @@ use super::rig::{Rig, rows};
 use crate::args::{Combine, Group, Route};
 use crate::{DType, Ops, Span};
 
-pub(super) use copies::{copies_experts_in_use, copies_wherever_bytes_begin};
+pub(super) use copies::{copies_experts_in_use, copies_many_experts_at_once, copies_wherever_bytes_begin};
 pub(super) use experts::{
     AtOnce, ROUTINGS, experts_are_computed_at_once, experts_divide_large_weights,
     experts_match_the_reference, mixes_experts,

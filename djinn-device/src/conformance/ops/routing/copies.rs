@@ -65,6 +65,57 @@ pub(in crate::conformance::ops) fn copies_experts_in_use<D: Ops>(rig: &mut Rig<D
     }
 }
 
+/// Copies at once arrive where copies one after the other do, and what lies between their destinations stays. One expert may
+/// have several parts and one flag.
+pub(in crate::conformance::ops) fn copies_many_experts_at_once<D: Ops>(rig: &mut Rig<D>) {
+    for (experts, each, source) in
+        [(1, 16, Space::Host), (7, 70_016, Space::Host), (7, 333, Space::Device), (200, 4_112, Space::Host)]
+    {
+        for pattern in 0..3 {
+            let used = |e: usize| match pattern {
+                0 => true,
+                1 => e + 1 == experts,
+                _ => e.is_multiple_of(8),
+            };
+            let ids: Vec<u32> = (0..experts as u32).filter(|&e| used(e as usize)).collect();
+            let ids = rig.upload(&ids);
+            let group = group(rig, ids, experts);
+            rig.run(group);
+            // Every third expert has two parts, the second before all others.
+            let parts = experts + experts.div_ceil(3);
+            let [from, before] = [0, parts * MARGIN].map(|more| rig.random.bytes(parts * each + more));
+            let (from, ring) = (rig.upload_to(source, from), rig.upload(&before));
+            let moved = rig.blank(experts * 4);
+            let mut copies = Vec::new();
+            let (mut first, mut rest) = (0, experts.div_ceil(3));
+            for expert in 0..experts {
+                let mut copy = |at: &mut usize| {
+                    copies.push(CopyExpert {
+                        src: from.slice((copies.len() * each) as u64, each as u64),
+                        dst: ring.slice((*at * (each + MARGIN)) as u64, each as u64),
+                        starts: group.starts,
+                        moved: moved.slice(expert as u64 * 4, 4),
+                        expert: expert as u32,
+                        experts: experts as u32,
+                    });
+                    *at += 1;
+                };
+                copy(&mut rest);
+                if expert.is_multiple_of(3) {
+                    copy(&mut first);
+                }
+            }
+            CopyExpert::check_all(&copies);
+            rig.enqueued(rig.device.copy_experts(rig.stream, &copies));
+            copies.iter().for_each(|&copy| rig.expect(copy));
+            let flags: Vec<u32> = rig.download(moved);
+            let want: Vec<u32> = (0..experts).map(|e| used(e).into()).collect();
+            assert_eq!(flags, want, "moved of {experts} experts, {pattern}");
+            rig.matches(&format!("{each} bytes of each of {experts} experts, {pattern}"), DType::F32);
+        }
+    }
+}
+
 /// Sources and destinations may begin anywhere, and have any length.
 pub(in crate::conformance::ops) fn copies_wherever_bytes_begin<D: Ops>(rig: &mut Rig<D>) {
     let mut copies = Vec::new();
