@@ -79,6 +79,9 @@ pub enum Error {
     /// The kernels do not run on this card.
     #[error("the kernels do not run on this card: {reason}")]
     WarmUp { reason: String },
+    /// There is no room for what captured work takes.
+    #[error("no room for {kernels} kernels beside the {others} of other captures")]
+    CaptureTooLarge { kernels: u64, others: u64 },
     /// A call into cuBLASLt failed.
     #[error("{call} failed: {status}")]
     Cublas {

@@ -3,7 +3,7 @@
 
 use djinn_cuda::{CudaConfig, CudaDevice, Error, probe};
 use djinn_device::conformance::{self, Tolerance};
-use djinn_device::{Device, Space};
+use djinn_device::{Device, Error as DeviceError, Space};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The card's turn, if there is one to test; says so if not. Tests take turns: none may make a device while another's work
@@ -62,6 +62,29 @@ fn the_cap_holds_and_is_refused_when_too_small() {
         drop(device);
         let refused = CudaDevice::new(CudaConfig { vram: Some(1 << 20), ..capped() });
         assert!(matches!(refused, Err(Error::CapTooSmall { vram_bytes, .. }) if vram_bytes == 1 << 20));
+    }
+}
+
+/// What is set aside for captures limits their kernels. A refusal changes nothing, and freeing a capture makes room.
+#[test]
+fn captures_with_too_many_kernels_are_refused() {
+    if let Some(_turn) = card() {
+        let device = CudaDevice::new(capped()).unwrap();
+        let (stream, buffer) = (device.stream().unwrap(), device.alloc(Space::Device, 512).unwrap());
+        let capture = || {
+            device.capture::<DeviceError>(&[stream], || {
+                let copy = |_| device.copy_promptly(stream, buffer.slice(0, 256), buffer.slice(256, 256));
+                (0..4000).try_for_each(copy)
+            })
+        };
+        let first = capture().unwrap();
+        let refused = capture().unwrap_err();
+        assert!(matches!(refused, DeviceError::Resource { .. }), "{refused}");
+        device.replay(first).unwrap();
+        device.sync(stream).unwrap();
+        device.free_capture(first);
+        device.replay(capture().unwrap()).unwrap();
+        device.sync(stream).unwrap();
     }
 }
 

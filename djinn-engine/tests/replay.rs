@@ -130,17 +130,18 @@ fn replays_keep_the_order_of_copies_and_uses() {
     assert!(found * 4 >= sample.len() * 3, "{found} of {} dropped waits were noticed", sample.len());
 }
 
-/// A device without room for a capture runs on, pass by pass.
+/// A device without room for a capture runs on, and replays the passes that it has captured before.
 #[test]
 fn a_refused_capture_changes_no_bit() {
     let (expected, _) = run(sim(0), &options(1.0, 2, false));
     for (seed, fraction) in [(1, 0.0), (2, 0.3), (3, 1.0)] {
-        for fail_capture_at in 1..4 {
-            let fail_capture_at = Some(fail_capture_at);
+        for ordinal in 1..4 {
+            let fail_capture_at = Some(ordinal);
             let config = SimConfig { seed, math: Math::Fast, fail_capture_at, ..SimConfig::default() };
             let device = SimDevice::new(config).expect("a device");
-            let (bits, _) = run(device, &options(fraction, 2, true));
+            let (bits, replayed) = run(device, &options(fraction, 2, true));
             assert!(bits == expected, "{config:?}, fraction {fraction}");
+            assert_eq!(replayed > 0, ordinal > 1, "{replayed} passes were replayed, {config:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The device: a card's context with its memory, streams and events.
 
 use super::warm_up;
-use crate::present::capture::{Captures, Kept};
+use crate::present::capture::{CAPTURE_BYTES, Captures, Kept};
 use crate::present::context::{Context, Share};
 use crate::present::event::Events;
 use crate::present::launch::{Launch, decoded_dtype, rows_at_once};
@@ -18,9 +18,9 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Room for what is loaded late: code of cuBLASLt for shapes that the warm-up did not use, and what the driver
-/// takes for streams.
-const LATE_BYTES: u64 = 32 << 20;
+/// Room for what is loaded late: code of cuBLASLt for shapes that the warm-up did not use, what the driver takes for streams,
+/// and captures, up to [`CAPTURE_BYTES`].
+const LATE_BYTES: u64 = (8 << 20) + CAPTURE_BYTES;
 
 /// The driver's code for it (`CUDA_ERROR_OUT_OF_MEMORY`).
 const OUT_OF_MEMORY: i32 = 2;
@@ -347,11 +347,14 @@ impl Device for CudaDevice {
         let raw = streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
         // A graph needs a little memory of the card; without it the device is as sound as before.
         let failed = |error: Error| match error {
-            Error::Driver { code, .. } if code == OUT_OF_MEMORY => error.refused("a captured pass"),
+            Error::Driver { code: OUT_OF_MEMORY, .. } | Error::CaptureTooLarge { .. } => {
+                error.refused("a captured pass")
+            }
             error => self.lose(&error),
         };
         self.prepared.set(None);
-        let captured = self.captures.capture((streams, &raw), work, || self.events.end_capture(), failed);
+        let captured =
+            self.captures.capture(self.context, (streams, &raw), work, || self.events.end_capture(), failed);
         self.prepared.set(None);
         // What a captured stream claimed runs when the first one replays it.
         self.scratch.return_to(streams[0]);
@@ -373,7 +376,7 @@ impl Device for CudaDevice {
 
     fn free_capture(&self, capture: Capture) {
         let _ = self.context.make_current();
-        self.captures.free(capture);
+        self.captures.free(self.context, capture);
     }
 
     fn read_host<R>(&self, span: Span, read: impl FnOnce(&[u8]) -> R) -> R {

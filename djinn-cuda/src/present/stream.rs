@@ -6,7 +6,10 @@ use crate::present::context::failed;
 use crate::present::memory::Place;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-/// A graph of the driver: captured work, to be launched again and again.
+/// A graph of the driver: captured work.
+pub(crate) struct RawCapture(sys::CUgraph);
+
+/// The same, to be launched again and again.
 pub(crate) struct RawGraph(sys::CUgraphExec);
 
 // SAFETY: the handle may be used from any thread on which its context is current, one at a time.
@@ -96,7 +99,7 @@ impl RawStream {
     }
 
     /// Ends the capture. All streams in it have been joined to this one.
-    pub(crate) fn end_capture(&self) -> Result<RawGraph> {
+    pub(crate) fn end_capture(&self) -> Result<RawCapture> {
         // SAFETY: the handle is alive.
         let graph = unsafe { result::stream::end_capture(self.0) }.map_err(failed("cuStreamEndCapture"))?;
         if graph.is_null() {
@@ -104,23 +107,57 @@ impl RawStream {
                 sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
             )));
         }
-        let mut exec = std::ptr::null_mut();
-        // SAFETY: the graph is alive, and `exec` is ours.
-        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) }.result();
-        // SAFETY: the graph is alive and not used again; what was instantiated does not need it.
-        let freed = unsafe { sys::cuGraphDestroy(graph) }.result();
-        made.map_err(failed("cuGraphInstantiate"))?;
-        let graph = RawGraph(exec);
-        freed.map_err(failed("cuGraphDestroy"))?;
-        // SAFETY: both handles are alive.
-        unsafe { sys::cuGraphUpload(graph.0, self.0) }.result().map_err(failed("cuGraphUpload"))?;
-        Ok(graph)
+        Ok(RawCapture(graph))
     }
 
     /// Enqueues a graph.
     pub(crate) fn launch(&self, graph: &RawGraph) -> Result<()> {
         // SAFETY: both handles are alive.
         unsafe { sys::cuGraphLaunch(graph.0, self.0) }.result().map_err(failed("cuGraphLaunch"))
+    }
+}
+
+impl RawCapture {
+    /// Its number of kernels.
+    pub(crate) fn kernels(&self) -> Result<u64> {
+        let get_nodes = |nodes: *mut sys::CUgraphNode, count: &mut usize| {
+            // SAFETY: the graph is alive; `nodes` is null, or has room for `count` nodes.
+            unsafe { sys::cuGraphGetNodes(self.0, nodes, count) }.result().map_err(failed("cuGraphGetNodes"))
+        };
+        let mut count = 0;
+        get_nodes(std::ptr::null_mut(), &mut count)?;
+        let mut nodes = vec![std::ptr::null_mut(); count];
+        get_nodes(nodes.as_mut_ptr(), &mut count)?;
+        let mut kernels = 0;
+        for node in nodes {
+            let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+            // SAFETY: the node belongs to a graph that is alive, and `kind` is ours.
+            unsafe { sys::cuGraphNodeGetType(node, &mut kind) }
+                .result()
+                .map_err(failed("cuGraphNodeGetType"))?;
+            kernels += u64::from(kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL);
+        }
+        Ok(kernels)
+    }
+
+    /// Makes it ready to be launched, on the card as well.
+    pub(crate) fn instantiate(&self, stream: &RawStream) -> Result<RawGraph> {
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: the graph is alive, and `exec` is ours.
+        unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, self.0, 0) }
+            .result()
+            .map_err(failed("cuGraphInstantiate"))?;
+        let graph = RawGraph(exec);
+        // SAFETY: both handles are alive.
+        unsafe { sys::cuGraphUpload(graph.0, stream.0) }.result().map_err(failed("cuGraphUpload"))?;
+        Ok(graph)
+    }
+}
+
+impl Drop for RawCapture {
+    fn drop(&mut self) {
+        // SAFETY: the handle is alive and not used again; what was instantiated does not need it.
+        let _ = unsafe { sys::cuGraphDestroy(self.0) };
     }
 }
 

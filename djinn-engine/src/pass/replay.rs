@@ -40,8 +40,10 @@ pub(crate) enum HowToRun {
 }
 
 /// The captures of an engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Replays {
+    /// The most captures that are kept.
+    most: usize,
     /// Keys of passes that were enqueued once, the latest last.
     seen: Vec<Key>,
     /// Captures, the latest used last.
@@ -58,6 +60,12 @@ struct Kept {
     used: u64,
 }
 
+impl Default for Replays {
+    fn default() -> Self {
+        Replays { most: MOST, seen: Vec::new(), kept: Vec::new(), passes: 0 }
+    }
+}
+
 impl Replays {
     pub(crate) fn choose(&mut self, key: &Key) -> HowToRun {
         self.passes += 1;
@@ -68,7 +76,7 @@ impl Replays {
             return how;
         }
         if let Some(at) = self.seen.iter().position(|seen| seen == key) {
-            let oldest = self.kept.first().filter(|_| self.kept.len() == MOST);
+            let oldest = self.kept.first().filter(|_| self.kept.len() == self.most);
             if oldest.is_some_and(|kept| self.passes - kept.used <= IDLE_PASSES) {
                 return HowToRun::Enqueue;
             }
@@ -82,13 +90,21 @@ impl Replays {
         HowToRun::Enqueue
     }
 
-    /// Keeps a capture after which the weight stream is at `end`. Returns the capture that it replaces, to be freed
-    /// once its replays are done.
+    /// Makes room for another capture. Returns the one that it replaces, to be freed once its replays are done.
     #[must_use]
-    pub(crate) fn keep(&mut self, key: Key, capture: Capture, end: StreamPosition) -> Option<Capture> {
-        let evicted = (self.kept.len() == MOST).then(|| self.kept.remove(0).capture);
+    pub(crate) fn make_room(&mut self) -> Option<Capture> {
+        (self.kept.len() == self.most).then(|| self.kept.remove(0).capture)
+    }
+
+    /// Keeps a capture after which the weight stream is at `end`.
+    pub(crate) fn keep(&mut self, key: Key, capture: Capture, end: StreamPosition) {
         self.kept.push(Kept { key, capture, end, used: self.passes });
-        evicted
+    }
+
+    /// Notes that the device has no room for another capture. Returns whether it has room for any.
+    pub(crate) fn refused(&mut self) -> bool {
+        self.most = self.kept.len();
+        self.most > 0
     }
 
     /// Frees all captures. Their replays are done.
