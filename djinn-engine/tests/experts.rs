@@ -7,7 +7,7 @@ use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::{Device, Error as DeviceError, Ops, Space};
 use djinn_engine::{Act, Budget, Edit, Engine, Entry, Error, Intervention, MemoryPlan, Options, Wanted};
 use djinn_srg::{Dim, Graph, Hook, NodeId, Op};
-use djinn_vmu::Chunk;
+use djinn_vmu::Section;
 use interpreter::{Outcome, interpret};
 use mixture::{EXPERTS, LAYERS, Random, TOP_K, VOCAB, graph, uneven};
 use std::ops::ControlFlow;
@@ -62,19 +62,20 @@ impl Expected {
         Expected { sequences: [outcome(0), outcome(1)], passes }
     }
 
-    /// Whether a pass uses a chunk.
-    fn uses(&self, pass: usize, chunk: &Chunk) -> bool {
-        let Some(condition) = chunk.condition else { return true };
+    /// Whether a pass uses a section of a chunk.
+    fn uses(&self, pass: usize, section: &Section) -> bool {
+        let Some(condition) = section.condition else { return true };
         self.passes[pass].iter().any(|(sequence, positions)| {
             let chosen = &self.sequences[*sequence].chosen[&condition.group];
             chosen[positions.clone()].iter().any(|experts| experts.contains(&condition.expert))
         })
     }
 
-    /// Bytes of the streamed chunks that a pass uses.
+    /// Streamed bytes that a pass uses.
     fn streamed_bytes(&self, pass: usize, plan: &MemoryPlan) -> u64 {
         let chunks = plan.placement.streamed().map(|id| &plan.placement.chunks[id.0 as usize]);
-        chunks.filter(|chunk| self.uses(pass, chunk)).map(|chunk| chunk.bytes).sum()
+        let sections = chunks.flat_map(|chunk| &chunk.sections);
+        sections.filter(|section| self.uses(pass, section)).map(Section::len).sum()
     }
 
     /// Compares the bits of every pass's logits.
@@ -254,7 +255,7 @@ fn a_decode_pass_moves_the_chosen_share() {
         let placement = &ran.plan.placement;
         let (mut dense, mut experts) = (0, 0);
         for chunk in placement.streamed().map(|id| &placement.chunks[id.0 as usize]) {
-            *if chunk.condition.is_some() { &mut experts } else { &mut dense } += chunk.bytes;
+            *if chunk.router().is_some() { &mut experts } else { &mut dense } += chunk.bytes;
         }
         assert!(experts > 0 && (dense > 0) == (fraction == 0.0));
         assert_eq!(placement.streamed_bytes(), dense + experts);
@@ -394,10 +395,10 @@ fn given(device: &SimDevice) -> Vec<Vec<(u32, u32)>> {
     calls.map(|call| call.iter().map(|product| (product.expert, product.out_column)).collect()).collect()
 }
 
-/// Resident experts' products are handed over together, and each streamed chunk's alone: not before its copy is waited
+/// Resident experts' products are handed over together, and so are those of a streamed chunk: not before its copy is waited
 /// for, and before its place is given to another.
 #[test]
-fn resident_experts_are_computed_at_once_and_streamed_ones_alone() {
+fn resident_experts_are_computed_at_once_and_streamed_ones_by_chunk() {
     let (mut longest, mut alone) = (0, 0);
     for (seed, (fraction, chunk, rings)) in (0..).zip(placements()) {
         let options = Options { replay: false, ..options(fraction, chunk, rings) };

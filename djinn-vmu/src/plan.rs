@@ -5,7 +5,7 @@ pub(crate) mod tests;
 
 use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack, twins};
 use crate::{Error, KvLayout, Placement, Result, size};
-use djinn_srg::{Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
+use djinn_srg::{Condition, Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
 
 /// The user's memory limits, in bytes. `None` leaves the choice to the plan.
@@ -17,7 +17,7 @@ pub struct Budget {
     pub ram: Option<u64>,
     /// Share of the weights that is resident, 0 to 1.
     pub resident_fraction: Option<f64>,
-    /// Cap of a chunk. By default the model's tile size.
+    /// Cap of a chunk. By default the model's tile size, and up to four times that for small shares of experts.
     pub chunk: Option<u64>,
     /// Bytes of the ring. By default three chunks, or fewer if those do not fit.
     pub ring: Option<u64>,
@@ -58,7 +58,7 @@ pub struct Segments {
     pub stack: u64,
     /// Checksums of the stream check.
     pub check: u64,
-    /// Flags that say whether a pass moved each streamed chunk; 0 if every pass moves all.
+    /// Flags that say whether a pass moved each section of the streamed chunks; 0 if every pass moves all.
     #[serde(skip_serializing_if = "is_zero")]
     pub flags: u64,
     /// The device's own code and workspaces.
@@ -120,7 +120,7 @@ impl MemoryPlan {
             data: demand.kv.device_bytes(),
             stack: stack.bytes,
             reserved: demand.reserved_bytes,
-            check: if budget.stream_check { CHECK_BYTES * chunks.len() as u64 } else { 0 },
+            check: if budget.stream_check { CHECK_BYTES * sections(&chunks, |_| true) } else { 0 },
             flags: flags(&chunks, |_| true),
             ..Segments::default()
         };
@@ -154,7 +154,9 @@ impl MemoryPlan {
 /// Cuts the weights into tiles and packs them into chunks.
 fn cut(graph: &Graph, chunk: Option<u64>) -> Result<(Vec<PlacedTile>, Vec<Chunk>)> {
     let tile_bytes = tile_bytes(graph);
-    let (tiles, chunks) = pack(graph, tiles(graph, tile_bytes), chunk.unwrap_or(tile_bytes));
+    let default = |condition: Option<Condition>| tile_bytes * condition.map_or(1, expert_tiles);
+    let (tiles, chunks) =
+        pack(graph, tiles(graph, tile_bytes), |condition| chunk.unwrap_or_else(|| default(condition)));
     let largest = chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
     match chunk {
         Some(chunk_bytes) if chunk_bytes < largest => {
@@ -164,11 +166,21 @@ fn cut(graph: &Graph, chunk: Option<u64>) -> Result<(Vec<PlacedTile>, Vec<Chunk>
     }
 }
 
-/// Bytes of flags for streamed chunks: one flag each if a pass may skip some.
+/// Tile sizes in a chunk of experts: as many as let one row use an eighth of a tile size, within 1 to 4.
+fn expert_tiles(Condition { experts, top_k, .. }: Condition) -> u64 {
+    u64::from(experts / top_k / 8).clamp(1, 4)
+}
+
+/// Sections of streamed chunks.
+fn sections(chunks: &[Chunk], streamed: impl Fn(usize) -> bool) -> u64 {
+    let streamed = (0..chunks.len()).filter(|&i| streamed(i));
+    streamed.map(|i| chunks[i].sections.len() as u64).sum()
+}
+
+/// Bytes of flags for streamed chunks: one flag for each section if a pass may skip some.
 fn flags(chunks: &[Chunk], streamed: impl Fn(usize) -> bool) -> u64 {
-    let streamed = || (0..chunks.len()).filter(|&i| streamed(i));
-    let some = streamed().any(|i| chunks[i].condition.is_some());
-    if some { FLAG_BYTES * streamed().count() as u64 } else { 0 }
+    let some = (0..chunks.len()).any(|i| streamed(i) && chunks[i].router().is_some());
+    if some { FLAG_BYTES * sections(chunks, streamed) } else { 0 }
 }
 
 /// Divides what the fixed segments leave between resident chunks and the ring, and fills in `segments`. Returns which
@@ -211,8 +223,7 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     let resident = choose_resident(chunks, wanted.min(room));
     let sum = |of: bool| chunks.iter().zip(&resident).filter(|(_, r)| **r == of).map(|(c, _)| c.bytes).sum();
     segments.resident = sum(true);
-    let streamed = resident.iter().filter(|r| !**r).count() as u64;
-    segments.check = segments.check.min(CHECK_BYTES * streamed);
+    segments.check = segments.check.min(CHECK_BYTES * sections(chunks, |i| !resident[i]));
     segments.flags = flags(chunks, |i| !resident[i]);
     segments.ring = if budget.ring.is_some() { ring } else { ring.min(sum(false)) };
     Ok(resident)

@@ -63,8 +63,8 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                     BlockerPass::Previous if pass > 0 => previous[blocker.index],
                     BlockerPass::Previous => 0.0,
                 };
-                let condition = placement.chunks[chunk.0 as usize].condition;
-                let free = condition.map_or(free, |of| free.max(known[of.group.0 as usize]));
+                let router = placement.chunks[chunk.0 as usize].router();
+                let free = router.map_or(free, |router| free.max(known[router.0 as usize]));
                 link = link.max(free) + copied(chunk) / machine.link;
                 clock = clock.max(link);
             }

@@ -10,7 +10,7 @@ mod slot;
 mod store;
 mod streamer;
 
-pub use chunk::{Chunk, ChunkId, PlacedTile};
+pub use chunk::{Chunk, ChunkId, PlacedTile, Section};
 pub use pass::{ChunkTimes, PassStats, STALL};
 pub use placement::Placement;
 pub use segment::{LoadedTile, TextSegment};

@@ -28,6 +28,11 @@ fn graph() -> Graph {
 }
 
 fn plan(graph: &Graph, fraction: f64, stream_check: bool) -> MemoryPlan {
+    plan_in(graph, fraction, stream_check, None)
+}
+
+/// In chunks of up to `chunk` bytes.
+fn plan_in(graph: &Graph, fraction: f64, stream_check: bool, chunk: Option<u64>) -> MemoryPlan {
     let kv = KvLayout {
         token_bytes: 128,
         dtype: DType::F16,
@@ -39,7 +44,7 @@ fn plan(graph: &Graph, fraction: f64, stream_check: bool) -> MemoryPlan {
         check: false,
     };
     let demand = Demand { rows: Rows { rows: 4, logit_rows: 1 }, kv, reserved_bytes: 0 };
-    let budget = Budget { resident_fraction: Some(fraction), stream_check, ..Budget::default() };
+    let budget = Budget { resident_fraction: Some(fraction), stream_check, chunk, ..Budget::default() };
     MemoryPlan::new(graph, &budget, &demand).expect("it fits")
 }
 
@@ -254,7 +259,7 @@ fn passes(device: &SimDevice, plan: &MemoryPlan, chosen: &[[bool; 4]]) -> Result
         });
         let mut announced = false;
         for (index, chunk) in plan.placement.chunks.iter().enumerate() {
-            if chunk.condition.is_some() && !std::mem::replace(&mut announced, true) {
+            if chunk.router().is_some() && !std::mem::replace(&mut announced, true) {
                 device.copy(compute, told.span(), starts.span())?;
                 text.streamer.routed(device, compute, routing.group, starts.span())?;
             }
@@ -282,11 +287,22 @@ fn passes(device: &SimDevice, plan: &MemoryPlan, chosen: &[[bool; 4]]) -> Result
 fn experts_move_when_they_are_chosen_and_are_checked_then() {
     let (graph, _) = mixture();
     let chosen = [[true; 4], [false, true, false, true], [false; 4], [true, false, false, false], [true; 4]];
-    for (fraction, check) in [(0.0, false), (0.0, true), (0.3, true)] {
-        let plan = self::plan(&graph, fraction, check);
+    // An expert's weight takes 80,128 bytes: chunks of a part of one, and of three, which may be of both products.
+    for (fraction, check, chunk) in [
+        (0.0, false, None),
+        (0.0, true, None),
+        (0.3, true, None),
+        (0.0, true, Some(250_000)),
+        (0.3, false, Some(250_000)),
+    ] {
+        let plan = plan_in(&graph, fraction, check, chunk);
+        let sections = |c: djinn_vmu::ChunkId| plan.placement.chunks[c.0 as usize].sections.len();
+        assert_eq!(plan.placement.streamed().any(|c| sections(c) > 1), chunk.is_some());
         let streamed = |used: &[bool; 4]| -> u64 {
             let chunks = plan.placement.streamed().map(|c| &plan.placement.chunks[c.0 as usize]);
-            chunks.filter(|c| c.condition.is_none_or(|c| used[c.expert as usize])).map(|c| c.bytes).sum()
+            let sections = chunks.flat_map(|c| &c.sections);
+            let of = |s: &&djinn_vmu::Section| s.condition.is_none_or(|c| used[c.expert as usize]);
+            sections.filter(of).map(|section| section.len()).sum()
         };
         let expected: Vec<u64> = chosen.iter().map(streamed).collect();
         let sim = |seed, drop_wait_at| {

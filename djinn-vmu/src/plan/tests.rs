@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::size::human;
+use crate::text::Section;
 use djinn_srg::{DType, GraphBuilder, Heads, KvPlan, RopeStyle, Scores, ValueId};
 use proptest::prelude::*;
 
@@ -126,8 +127,11 @@ proptest! {
                 prop_assert_eq!(streamed, plan.placement.ring.slots().len());
                 prop_assert!(plan.placement.ring.capacity() <= plan.segments.ring);
                 let largest = plan.placement.chunks.iter().map(|c| c.bytes).max().unwrap_or(0);
-                let conditional = plan.placement.streamed().any(|c| plan.placement.chunks[c.0 as usize].condition.is_some());
-                prop_assert_eq!(plan.segments.flags, if conditional { FLAG_BYTES * streamed as u64 } else { 0 });
+                let moved = || plan.placement.streamed().map(|c| &plan.placement.chunks[c.0 as usize]);
+                let sections: u64 = moved().map(|c| c.sections.len() as u64).sum();
+                let conditional = moved().any(|c| c.router().is_some());
+                prop_assert_eq!(plan.segments.flags, if conditional { FLAG_BYTES * sections } else { 0 });
+                prop_assert_eq!(plan.segments.check, if check { CHECK_BYTES * sections } else { 0 });
                 prop_assert!(plan.placement.expected_streamed_bytes(1) <= plan.placement.streamed_bytes());
                 prop_assert_eq!(plan.placement.expected_streamed_bytes(1 << 20), plan.placement.streamed_bytes());
                 prop_assert_eq!(plan.segments.bounce, if straddle && streamed > 0 { largest } else { 0 });
@@ -153,7 +157,7 @@ proptest! {
         chunk in 0u64..300_000,
     ) {
         let graph = mixture(layers, 8 * d8, ffn, vocab, tied, [experts, experts.div_ceil(4)]);
-        let (tiles, chunks) = pack(&graph, tiles(&graph, tile_bytes(&graph)), chunk);
+        let (tiles, chunks) = pack(&graph, tiles(&graph, tile_bytes(&graph)), |_| chunk);
         let mut next = 0;
         for (index, c) in chunks.iter().enumerate() {
             prop_assert!(c.tiles.start == next && c.tiles.end > next, "{c:?} comes after tile {next}");
@@ -161,23 +165,40 @@ proptest! {
             let own = &tiles[c.tiles.clone()];
             prop_assert!(c.bytes <= chunk || own.len() == 1);
             prop_assert!(own.iter().all(|placed| placed.chunk.0 as usize == index));
-            prop_assert!(own.iter().all(|placed| placed.tile.condition == c.condition));
+            let router = |placed: &PlacedTile| placed.tile.condition.map(|condition| condition.group);
+            prop_assert!(own.iter().all(|placed| router(placed) == c.router()));
+            // Sections are neighbours, and differ from one another in when they are used; each tile lies in one.
+            let mut end = 0;
+            for section in &c.sections {
+                prop_assert!(section.bytes.start == end && section.len() > 0, "{c:?} after {end}");
+                end = section.bytes.end;
+            }
+            prop_assert_eq!(end, c.bytes);
+            prop_assert!(c.sections.windows(2).all(|pair| pair[0].condition != pair[1].condition));
+            for placed in own {
+                let first = placed.offsets[0];
+                let last = placed.offsets.last().unwrap() + placed.tile.parts.last().unwrap().bytes;
+                let within = |s: &&Section| s.bytes.start <= first && last <= s.bytes.end;
+                let section = c.sections.iter().find(within).expect("a section has it");
+                prop_assert_eq!(section.condition, placed.tile.condition);
+            }
             let layer = |placed: &PlacedTile| graph.node(placed.tile.node).layer;
             prop_assert!(own.iter().all(|placed| layer(placed) == layer(&own[0])));
             let expert = graph.node(own[0].tile.node).op.name() == "expert_linear";
-            prop_assert_eq!(c.condition.is_some(), expert);
+            prop_assert_eq!(c.router().is_some(), expert);
             // Nothing but these rules ends a chunk.
             if let Some(after) = tiles.get(c.tiles.end) {
                 let more: u64 = after.tile.parts.iter().map(|p| p.bytes.next_multiple_of(256)).sum();
-                let alike = after.tile.condition == c.condition && layer(after) == layer(&own[0]);
+                let alike = router(after) == c.router() && layer(after) == layer(&own[0]);
                 prop_assert!(!alike || c.bytes + more > chunk);
             }
         }
         prop_assert_eq!(next, tiles.len());
-        let of_layer = |layer: u32| -> Vec<(u64, Option<u32>)> {
+        let of_layer = |layer: u32| -> Vec<(u64, Vec<Option<u32>>)> {
             let layer_of = |c: &Chunk| graph.node(tiles[c.tiles.start].tile.node).layer;
             let own = chunks.iter().filter(|c| layer_of(c) == Some(layer));
-            own.map(|c| (c.bytes, c.condition.map(|condition| condition.expert))).collect()
+            let experts = |c: &Chunk| c.sections.iter().map(|s| s.condition.map(|of| of.expert)).collect();
+            own.map(|c| (c.bytes, experts(c))).collect()
         };
         prop_assert!((1..layers).all(|layer| of_layer(layer) == of_layer(0)), "blocks alike are packed alike");
     }
@@ -190,12 +211,12 @@ fn what_every_pass_uses_is_resident_before_experts() {
         let budget = Budget { resident_fraction: Some(fraction), ..Budget::default() };
         MemoryPlan::new(&graph, &budget, &demand(&graph, 8, 64)).unwrap().placement
     };
-    let expert = |p: &Placement, c: crate::ChunkId| p.chunks[c.0 as usize].condition.is_some();
+    let expert = |p: &Placement, c: crate::ChunkId| p.chunks[c.0 as usize].router().is_some();
     let half = plan(0.5);
     assert!(half.streamed().count() > 8 && half.streamed().all(|c| expert(&half, c)));
     assert_eq!(half.expected_streamed_bytes(1), (half.streamed_bytes() as f64 / 4.0).round() as u64);
     let all = plan(0.0);
-    let experts: u64 = all.chunks.iter().filter(|c| c.condition.is_some()).map(|c| c.bytes).sum();
+    let experts: u64 = all.chunks.iter().filter(|c| c.router().is_some()).map(|c| c.bytes).sum();
     let (dense, most) = (all.streamed_bytes() - experts, all.streamed_bytes());
     assert!(dense > 0);
     assert_eq!(all.expected_streamed_bytes(1), dense + experts / 4);

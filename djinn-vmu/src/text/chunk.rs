@@ -1,6 +1,6 @@
 //! Packs tiles into chunks, the unit of residency and transfer.
 
-use djinn_srg::{Condition, Graph, Tile};
+use djinn_srg::{Condition, Graph, NodeId, Tile};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -18,14 +18,38 @@ pub struct Chunk {
     pub tiles: Range<usize>,
     /// Bytes, padding between parts included.
     pub bytes: u64,
-    /// When a pass uses it: the condition of each of its tiles. `None`: in every pass.
+    /// All of its bytes, in order: one section, or one for each run of tiles of an expert.
+    pub sections: Vec<Section>,
+}
+
+/// Bytes of a chunk that a pass uses all, or not at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Offsets in the chunk.
+    pub bytes: Range<u64>,
+    /// When a pass uses them. `None`: in every pass.
     pub condition: Option<Condition>,
 }
 
+impl Section {
+    /// How many bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
+}
+
 impl Chunk {
+    /// The [`Op::Group`](djinn_srg::Op::Group) of the router that chooses among its experts; `None` if every pass uses all of
+    /// it.
+    pub fn router(&self) -> Option<NodeId> {
+        self.sections[0].condition.map(|condition| condition.group)
+    }
+
     /// Mean bytes that a pass of `rows` rows uses, if all experts are equally likely.
     pub(crate) fn expected_bytes(&self, rows: u64) -> f64 {
-        self.bytes as f64 * self.condition.map_or(1.0, |condition| condition.probability(rows))
+        let share =
+            |section: &Section| section.condition.map_or(1.0, |condition| condition.probability(rows));
+        self.sections.iter().map(|section| section.len() as f64 * share(section)).sum()
     }
 }
 
@@ -40,29 +64,40 @@ pub struct PlacedTile {
     pub offsets: Vec<u64>,
 }
 
-/// Packs tiles, in order, into chunks of at most `cap` bytes. A larger tile is a chunk of its own. A chunk's tiles
-/// have one condition and belong to one decoder block. So a pass uses all of a chunk or nothing, and equal blocks have
-/// equal chunks.
-pub(crate) fn pack(graph: &Graph, tiles: Vec<Tile>, cap: u64) -> (Vec<PlacedTile>, Vec<Chunk>) {
+/// Packs tiles, in order, into chunks of at most `cap(condition)` bytes. A larger tile is a chunk of its own. A chunk's tiles belong to
+/// one decoder block, so that equal blocks have equal chunks, and to experts of one router or to none.
+pub(crate) fn pack(
+    graph: &Graph,
+    tiles: Vec<Tile>,
+    cap: impl Fn(Option<Condition>) -> u64,
+) -> (Vec<PlacedTile>, Vec<Chunk>) {
     let mut placed = Vec::with_capacity(tiles.len());
     let mut chunks: Vec<Chunk> = Vec::new();
     let mut last_layer = None;
     for (index, tile) in tiles.into_iter().enumerate() {
         let padded: u64 = tile.parts.iter().map(|p| p.bytes.next_multiple_of(ALIGN)).sum();
         let (condition, layer) = (tile.condition, graph.node(tile.node).layer);
-        let fits = |c: &Chunk| c.bytes + padded <= cap && c.condition == condition && last_layer == layer;
+        let router = condition.map(|condition| condition.group);
+        let fits =
+            |c: &Chunk| c.bytes + padded <= cap(condition) && c.router() == router && last_layer == layer;
         if !chunks.last().is_some_and(fits) {
-            chunks.push(Chunk { tiles: index..index, bytes: 0, condition });
+            let sections = vec![Section { bytes: 0..0, condition }];
+            chunks.push(Chunk { tiles: index..index, bytes: 0, sections });
         }
         last_layer = layer;
         let chunk = ChunkId(chunks.len() as u32 - 1);
         let last = chunks.last_mut().expect("one was just pushed");
+        let first = last.bytes;
         let mut offsets = Vec::with_capacity(tile.parts.len());
         for part in &tile.parts {
             offsets.push(last.bytes);
             last.bytes += part.bytes.next_multiple_of(ALIGN);
         }
         last.tiles.end = index + 1;
+        match last.sections.last_mut() {
+            Some(section) if section.condition == condition => section.bytes.end = last.bytes,
+            _ => last.sections.push(Section { bytes: first..last.bytes, condition }),
+        }
         placed.push(PlacedTile { tile, chunk, offsets });
     }
     (placed, chunks)

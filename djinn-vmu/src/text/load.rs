@@ -1,7 +1,7 @@
 //! Reads weights from their source into host memory, and copies resident chunks to the device.
 
-use crate::text::PlacedTile;
 use crate::text::store::{Hash, TextStore};
+use crate::text::{PlacedTile, Section};
 use crate::{Allocations, ChunkId, Error, MemoryPlan, Placement, Result, WeightSource};
 use djinn_device::{Buffer, Device, Event, Space, Span, Stream};
 use djinn_srg::{Graph, ValueId};
@@ -43,11 +43,11 @@ impl Meter<'_> {
 }
 
 /// A chunk's memory: on the device if it is resident, else on the host.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Home {
     pub(crate) span: Span,
-    /// The checksum of its bytes, in check mode.
-    pub(crate) checksum: u64,
+    /// The checksums of its sections, in check mode.
+    pub(crate) checksums: Vec<u64>,
     /// Its hash in the store; `None` if the segment owns the memory.
     hash: Option<Hash>,
 }
@@ -145,12 +145,12 @@ impl<'a, D: Device> Loader<'a, D> {
         if let (Space::Host, Some(hash)) = (space, twin.hash)
             && self.share(Space::Host, &hash)?.is_some()
         {
-            return Ok(*twin);
+            return Ok(twin.clone());
         }
         self.meter.add(twin.span.len())?;
         let copy = self.held.alloc(self.device, space, twin.span.len())?;
         self.device.copy(self.stream, twin.span, copy.span())?;
-        Ok(Home { span: copy.span(), hash: None, ..*twin })
+        Ok(Home { span: copy.span(), hash: None, ..twin.clone() })
     }
 
     fn resident(&mut self, id: ChunkId, (staging, free): (Buffer, Event)) -> Result<Home> {
@@ -168,7 +168,7 @@ impl<'a, D: Device> Loader<'a, D> {
                 None
             }
         };
-        let (hash, checksum) = read?;
+        let (hash, checksums) = read?;
         let (span, is_empty) = match self.share(Space::Device, &hash)? {
             Some(shared) => shared,
             None => {
@@ -183,7 +183,7 @@ impl<'a, D: Device> Loader<'a, D> {
                 self.device.record(self.stream, free)?;
             }
         }
-        Ok(Home { span, checksum, hash: Some(hash) })
+        Ok(Home { span, checksums, hash: Some(hash) })
     }
 
     /// The store's host copy of these bytes: an existing one, or `own`, which is freed if it is not needed.
@@ -248,11 +248,11 @@ impl<'a, D: Device> Loader<'a, D> {
         if read.is_err() || shared.is_some() {
             self.device.free(buffer);
         }
-        let (hash, checksum) = read?;
+        let (hash, checksums) = read?;
         if shared.is_none() {
             self.keep(hash, buffer);
         }
-        Ok(Home { span: shared.unwrap_or(buffer.span()), checksum, hash: Some(hash) })
+        Ok(Home { span: shared.unwrap_or(buffer.span()), checksums, hash: Some(hash) })
     }
 
     /// The store's memory for this content, if it has some, and whether that must be filled.
@@ -270,14 +270,18 @@ impl<'a, D: Device> Loader<'a, D> {
         self.held.share(buffer.space(), hash);
     }
 
-    fn read(&mut self, id: ChunkId, span: Span) -> Result<(Hash, u64)> {
+    /// Reads a chunk. Returns its hash, and the checksums of its sections in check mode.
+    fn read(&mut self, id: ChunkId, span: Span) -> Result<(Hash, Vec<u64>)> {
         let Loader { device, graph, placement, source, check, meter, .. } = self;
         let chunk = &placement.chunks[id.0 as usize];
         let tiles = &placement.tiles[chunk.tiles.clone()];
         let read = device.write_host(span, |bytes| {
             read_all(graph, *source, pieces(graph, tiles, bytes), meter)?;
-            let sum = if *check { djinn_device::checksum(bytes) } else { 0 };
-            Ok((*blake3::hash(bytes).as_bytes(), sum))
+            let checked = if *check { &chunk.sections[..] } else { &[] };
+            let sum = |Section { bytes: of, .. }: &Section| {
+                djinn_device::checksum(&bytes[of.start as usize..of.end as usize])
+            };
+            Ok((*blake3::hash(bytes).as_bytes(), checked.iter().map(sum).collect()))
         });
         read.and_then(|read| meter.add(chunk.bytes).map(|()| read))
     }

@@ -72,7 +72,7 @@ impl Placement {
 /// experts' chunks. Streamed chunks are spread evenly between them, so that each copy has computation to hide behind.
 pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
     let (always, perhaps): (Vec<usize>, Vec<usize>) =
-        (0..chunks.len()).partition(|&i| chunks[i].condition.is_none());
+        (0..chunks.len()).partition(|&i| chunks[i].router().is_none());
     let mut resident = vec![false; chunks.len()];
     let spent = spread(chunks, &always, budget, &mut resident);
     spread(chunks, &perhaps, budget - spent, &mut resident);

@@ -60,13 +60,15 @@ impl TextSegment {
         let bounce = on_device(segments.bounce)?;
         let tables = loader.tables()?;
         let homes = loader.chunks()?;
+        let mut all_sections = 0;
         let slot = |(index, chunk): (usize, ChunkId)| {
             let home = &homes[chunk.0 as usize];
             let ring = ring.expect("planned for streamed chunks");
             let copy = CopyPlan::new(home.span, ring, placement, index, bounce);
-            let condition = placement.chunks[chunk.0 as usize].condition;
-            let blocker = placement.ring.slots()[index].blocker;
-            Slot { chunk, copy, blocker, checksum: home.checksum, condition }
+            let sections = Slot::sections(&placement.chunks[chunk.0 as usize], &copy);
+            let (blocker, first_section) = (placement.ring.slots()[index].blocker, all_sections);
+            all_sections += sections.len();
+            Slot { chunk, copy, blocker, sections, first_section, checksums: home.checksums.clone() }
         };
         let slots: Vec<Slot> = placement.streamed().enumerate().map(slot).collect();
         let tiles = tiles(graph, placement, |chunk| match placement.slots[chunk.0 as usize] {

@@ -1,9 +1,9 @@
 //! Slots of the ring, and how their chunks are copied.
 
-use crate::text::{ChunkId, Placement};
+use crate::text::{Chunk, ChunkId, Placement, Section};
 use djinn_device::{Buffer, Device, Span, Stream};
 use djinn_ringbuf::Blocker;
-use djinn_srg::Condition;
+use djinn_srg::{Condition, NodeId};
 
 /// One streamed chunk's place in the ring.
 #[derive(Clone, Debug)]
@@ -11,9 +11,48 @@ pub(crate) struct Slot {
     pub(crate) chunk: ChunkId,
     pub(crate) copy: CopyPlan,
     pub(crate) blocker: Blocker,
-    pub(crate) checksum: u64,
-    /// When a pass uses the chunk. `None`: always.
+    /// The sections of the chunk.
+    pub(crate) sections: Vec<SlotSection>,
+    /// The number of sections in all slots before it.
+    pub(crate) first_section: usize,
+    /// Of its sections, in check mode.
+    pub(crate) checksums: Vec<u64>,
+}
+
+/// A section of a streamed chunk.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotSection {
+    /// When a pass uses it. `None`: always.
     pub(crate) condition: Option<Condition>,
+    /// Where operations read it.
+    pub(crate) span: Span,
+    /// From host memory to the ring, in two parts if it crosses the ring's end.
+    pub(crate) parts: Vec<(Span, Span)>,
+}
+
+impl Slot {
+    /// The router that chooses among its experts. `None`: every pass copies it.
+    pub(crate) fn router(&self) -> Option<NodeId> {
+        self.sections[0].condition.map(|condition| condition.group)
+    }
+
+    /// The sections of `chunk`, each with its copies.
+    pub(crate) fn sections(chunk: &Chunk, copy: &CopyPlan) -> Vec<SlotSection> {
+        let section = |section: &Section| {
+            let Section { bytes, condition } = section;
+            let (mut parts, mut at) = (Vec::new(), 0);
+            for (host, ring) in &copy.parts {
+                let (first, end) = (bytes.start.max(at), bytes.end.min(at + ring.len()));
+                if first < end {
+                    parts.push((host.slice(first - at, end - first), ring.slice(first - at, end - first)));
+                }
+                at += ring.len();
+            }
+            let span = copy.destination().slice(bytes.start, section.len());
+            SlotSection { condition: *condition, span, parts }
+        };
+        chunk.sections.iter().map(section).collect()
+    }
 }
 
 /// How a chunk is copied. Only this type knows both ablations.
@@ -45,10 +84,6 @@ impl CopyPlan {
         let join = || bounce.expect("planned for chunks that straddle").slice(0, host.len());
         let joined = (parts.len() > 1).then(join);
         CopyPlan { parts, joined, when_needed: placement.blocking_copies }
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.parts.iter().map(|(host, _)| host.len()).sum()
     }
 
     /// Where operations read the chunk.

@@ -18,7 +18,7 @@ use djinn_ringbuf::BlockerPass;
 use djinn_srg::NodeId;
 use std::time::Duration;
 
-/// Device bytes of each chunk for the stream check: a checksum, aligned.
+/// Device bytes of each section for the stream check: a checksum, aligned.
 pub(crate) const CHECK_BYTES: u64 = 16;
 
 /// The state of streaming between two passes. From the same state, passes enqueue the same calls.
@@ -64,8 +64,8 @@ impl Marks {
 /// order. Each is enqueued once the last use of its blocker is *recorded*; the device then waits until that use is
 /// *done*. So the host never blocks, and every wait refers to a recorded event.
 ///
-/// A chunk with a condition is copied by an operation that the device executes or skips. It is enqueued once its
-/// router's choice is, in the pass that uses it; prefetch stops before it until then.
+/// A chunk of experts is copied by an operation of which the device executes only what its router chose. It is enqueued once
+/// that choice is, in the pass that uses it; prefetch stops before it until then.
 #[derive(Debug)]
 pub struct Streamer {
     stream: Stream,
@@ -97,8 +97,8 @@ impl Streamer {
         check: bool,
         held: &mut Allocations,
     ) -> Result<Self> {
-        let sums = CHECK_BYTES * slots.len() as u64;
-        let check = check.then(|| Mirror::new(device, held, sums)).transpose()?;
+        let sections: u64 = slots.iter().map(|slot| slot.sections.len() as u64).sum();
+        let check = check.then(|| Mirror::new(device, held, CHECK_BYTES * sections)).transpose()?;
         let choices = Choices::new(device, held, &slots)?;
         let mut marks = || slots.iter().map(|_| Marks::new(device, held)).collect::<Result<Vec<_>>>();
         let marks = [marks()?, marks()?];
@@ -153,16 +153,18 @@ impl Streamer {
         device.record(compute, marks.go)?;
         self.acquired += 1;
         // The bounce buffer's last user is earlier on the compute stream.
-        let copy = &self.slots[slot].copy;
+        let Slot { copy, sections, first_section, .. } = &self.slots[slot];
         copy.join(device, compute)?;
         if slot + 1 == self.slots.len() {
             self.choices.read_back(device, compute)?;
         }
         if let Some(check) = &self.check {
-            let args =
-                Checksum { src: copy.destination(), out: check.device.slice(CHECK_BYTES * slot as u64, 8) };
-            args.check();
-            device.checksum(compute, &args)?;
+            for (index, section) in (*first_section..).zip(sections) {
+                let out = check.device.slice(CHECK_BYTES * index as u64, 8);
+                let args = Checksum { src: section.span, out };
+                args.check();
+                device.checksum(compute, &args)?;
+            }
             if slot + 1 == self.slots.len() {
                 check.enqueue(device, compute)?;
             }
@@ -267,9 +269,11 @@ impl Streamer {
     /// The slots of the latest ended pass, with their copied bytes and events.
     fn ended(&self) -> impl Iterator<Item = (&Slot, u64, &Marks, Event)> {
         let marks = self.passes.checked_sub(1).map_or(&[][..], |pass| &self.marks[(pass % 2) as usize]);
-        let slots = self.slots.iter().zip(self.choices.moved()).zip(marks).zip(&self.done);
-        slots.map(|(((slot, moved), marks), &done)| {
-            (slot, if *moved { slot.copy.bytes() } else { 0 }, marks, done)
+        let slots = self.slots.iter().zip(marks).zip(&self.done);
+        slots.map(|((slot, marks), &done)| {
+            let moved = slot.sections.iter().zip(&self.choices.moved()[slot.first_section..]);
+            let bytes = moved.filter(|(_, moved)| **moved).map(|(section, _)| section.span.len()).sum();
+            (slot, bytes, marks, done)
         })
     }
 
@@ -282,18 +286,18 @@ impl Streamer {
             let Some(slot) = self.slots.get(index as usize).filter(|slot| !slot.copy.when_needed) else {
                 return Ok(());
             };
-            let (pass, blocker, condition) = (self.copied / slots, slot.blocker, slot.condition);
+            let (pass, blocker, router) = (self.copied / slots, slot.blocker, slot.router());
             let of = match blocker.pass {
                 BlockerPass::Same => Some(pass),
                 BlockerPass::Previous => pass.checked_sub(1),
             };
             let blocking_use = of.map(|pass| pass * slots + blocker.index as u64);
-            let announced = |condition| pass <= self.passes && self.choices.announced(condition);
-            if blocking_use.is_some_and(|of| of >= self.released) || !condition.is_none_or(announced) {
+            let announced = |router| pass <= self.passes && self.choices.announced(router);
+            if blocking_use.is_some_and(|of| of >= self.released) || !router.is_none_or(announced) {
                 return Ok(());
             }
             // Uses end in order: waiting for one, or for a later choice, covers the earlier ones.
-            let choice = condition.and_then(|condition| self.choices.wait_for(condition, self.waited));
+            let choice = router.and_then(|router| self.choices.wait_for(router, self.waited));
             if let Some((known, released)) = choice {
                 device.wait(self.stream, known)?;
                 self.waited = self.waited.max(released);
@@ -306,26 +310,24 @@ impl Streamer {
         }
     }
 
-    /// Enqueues the next copy, in one or two parts, behind its waits.
+    /// Enqueues the next copy behind its waits.
     fn enqueue_copy<D: Ops>(&mut self, device: &D) -> Result<()> {
         let marks = self.marks(self.copied);
         let index = (self.copied % self.slots.len() as u64) as usize;
-        let slot = &self.slots[index];
         device.record(self.stream, marks.begin)?;
-        for &(host, ring) in &slot.copy.parts {
-            self.choices.copy(device, self.stream, (index, slot), [host, ring])?;
-        }
+        self.choices.copy(device, self.stream, &self.slots[index])?;
         device.record(self.stream, marks.ready)?;
         self.copied += 1;
         Ok(())
     }
 
     fn verify(&self, sums: &[u8], pass: u64) -> Result<()> {
+        let expected =
+            self.slots.iter().flat_map(|slot| slot.checksums.iter().map(|sum| (slot.chunk.0, *sum)));
         let sums = sums.chunks_exact(CHECK_BYTES as usize);
-        for ((slot, sum), &moved) in self.slots.iter().zip(sums).zip(self.choices.moved()) {
+        for (((chunk, expected), sum), &moved) in expected.zip(sums).zip(self.choices.moved()) {
             let found = u64::from_le_bytes(sum[..8].try_into().expect("eight bytes"));
-            if moved && found != slot.checksum {
-                let (chunk, expected) = (slot.chunk.0, slot.checksum);
+            if moved && found != expected {
                 return Err(Error::StreamCorrupt { chunk, pass, expected, found });
             }
         }

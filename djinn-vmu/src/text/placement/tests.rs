@@ -1,11 +1,16 @@
 //! Budgets are kept, and streamed chunks lie evenly between the others.
 
 use super::*;
+use crate::text::Section;
 use djinn_srg::{Condition, NodeId};
 use proptest::prelude::*;
 
+fn chunk(bytes: u64, condition: Option<Condition>) -> Chunk {
+    Chunk { tiles: 0..0, bytes, sections: vec![Section { bytes: 0..bytes, condition }] }
+}
+
 fn chunks(sizes: &[u64]) -> Vec<Chunk> {
-    sizes.iter().map(|&bytes| Chunk { tiles: 0..0, bytes, condition: None }).collect()
+    sizes.iter().map(|&bytes| chunk(bytes, None)).collect()
 }
 
 proptest! {
@@ -24,11 +29,7 @@ proptest! {
     fn what_every_pass_uses_is_resident_first(sizes in prop::collection::vec((1u64..100, any::<bool>()), 1..60),
                                               budget in 0u64..4000) {
         let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
-        let chunk = |&(bytes, expert): &(u64, bool)| Chunk {
-            tiles: 0..0,
-            bytes,
-            condition: expert.then_some(condition),
-        };
+        let chunk = |&(bytes, expert): &(u64, bool)| chunk(bytes, expert.then_some(condition));
         let chunks: Vec<Chunk> = sizes.iter().map(chunk).collect();
         let resident = choose_resident(&chunks, budget);
         let spent = |expert: bool| -> u64 {

@@ -11,14 +11,14 @@ use djinn_device::args::CopyExpert;
 use djinn_device::{Device, Event, Ops, Span, Stream};
 use djinn_srg::{Condition, NodeId};
 
-/// Device bytes for each streamed chunk that a pass may skip: whether it was moved.
+/// Device bytes for each section of streamed chunks: whether a pass moved it.
 pub(crate) const FLAG_BYTES: u64 = 4;
 
 /// The choices that streamed chunks depend on.
 #[derive(Debug, Default)]
 pub(crate) struct Choices {
     groups: Vec<Group>,
-    /// By slot: whether its copy moved bytes. `None` if every pass moves all.
+    /// By section: whether its bytes were moved. `None` if every pass moves all.
     flags: Option<Mirror>,
     /// The flags of the latest ended pass.
     moved: Vec<bool>,
@@ -47,15 +47,16 @@ struct Choice {
 impl Choices {
     /// For a pass's slots.
     pub(crate) fn new<D: Device>(device: &D, held: &mut Allocations, slots: &[Slot]) -> Result<Self> {
-        let mut choices = Choices { moved: vec![true; slots.len()], ..Choices::default() };
-        for condition in slots.iter().filter_map(|slot| slot.condition) {
-            if choices.group(condition.group).is_none() {
+        let sections = slots.iter().map(|slot| slot.sections.len()).sum();
+        let mut choices = Choices { moved: vec![true; sections], ..Choices::default() };
+        for router in slots.iter().filter_map(Slot::router) {
+            if choices.group(router).is_none() {
                 let known = held.event(device)?;
-                choices.groups.push(Group { node: condition.group, known, choice: None });
+                choices.groups.push(Group { node: router, known, choice: None });
             }
         }
         if !choices.groups.is_empty() {
-            choices.flags = Some(Mirror::new(device, held, FLAG_BYTES * slots.len() as u64)?);
+            choices.flags = Some(Mirror::new(device, held, FLAG_BYTES * sections as u64)?);
         }
         Ok(choices)
     }
@@ -64,8 +65,8 @@ impl Choices {
         self.groups.iter_mut().find(|group| group.node == node)
     }
 
-    fn choice(&self, condition: Condition) -> Option<Choice> {
-        self.groups.iter().find(|group| group.node == condition.group)?.choice
+    fn choice(&self, router: NodeId) -> Option<Choice> {
+        self.groups.iter().find(|group| group.node == router)?.choice
     }
 
     /// Announces that the choice of `node` was enqueued on `compute` after the end of `released` uses. Copies that
@@ -87,38 +88,40 @@ impl Choices {
         Ok(())
     }
 
-    /// Whether the choice was announced in this pass.
-    pub(crate) fn announced(&self, condition: Condition) -> bool {
-        self.choice(condition).is_some()
+    /// Whether the router's choice was announced in this pass.
+    pub(crate) fn announced(&self, router: NodeId) -> bool {
+        self.choice(router).is_some()
     }
 
-    /// The event that a copy under `condition` must wait for, and the number of uses that have ended after it. `None`
+    /// The event that a copy for the router's experts must wait for, and the number of uses that have ended after it. `None`
     /// if the copy stream has waited for it, or for later uses.
-    pub(crate) fn wait_for(&mut self, condition: Condition, waited: u64) -> Option<(Event, u64)> {
-        let Group { known, choice, .. } = self.group(condition.group)?;
+    pub(crate) fn wait_for(&mut self, router: NodeId, waited: u64) -> Option<(Event, u64)> {
+        let Group { known, choice, .. } = self.group(router)?;
         let choice = choice.as_mut().filter(|choice| !choice.waited && waited <= choice.released)?;
         choice.waited = true;
         Some((*known, choice.released))
     }
 
-    /// Enqueues the copy of a part of a slot, which happens if the pass uses it.
-    pub(crate) fn copy<D: Ops>(
-        &self,
-        device: &D,
-        stream: Stream,
-        (index, slot): (usize, &Slot),
-        [src, dst]: [Span; 2],
-    ) -> Result<()> {
-        let Some(condition) = slot.condition else { return Ok(device.copy(stream, src, dst)?) };
-        let choice = self.choice(condition);
+    /// Enqueues the copy of a slot: of experts' sections, those that the pass uses.
+    pub(crate) fn copy<D: Ops>(&self, device: &D, stream: Stream, slot: &Slot) -> Result<()> {
+        let Some(router) = slot.router() else {
+            let mut parts = slot.copy.parts.iter();
+            return Ok(parts.try_for_each(|&(host, ring)| device.copy(stream, host, ring))?);
+        };
+        let chunk = slot.chunk.0;
+        let choice = self.choice(router);
         let Choice { starts, .. } =
-            choice.unwrap_or_else(|| panic!("slot {index} is copied before {condition:?} was announced"));
-        let flags = self.flags.as_ref().expect("there are slots with conditions");
-        let moved = flags.device.slice(FLAG_BYTES * index as u64, FLAG_BYTES);
-        let Condition { expert, experts, .. } = condition;
-        let args = CopyExpert { src, dst, starts, moved, expert, experts };
-        args.check();
-        Ok(device.copy_expert(stream, &args)?)
+            choice.unwrap_or_else(|| panic!("chunk {chunk} is copied before {router:?} was announced"));
+        let flags = self.flags.as_ref().expect("there are experts").device;
+        let mut copies = Vec::new();
+        for (index, section) in (slot.first_section..).zip(&slot.sections) {
+            let moved = flags.slice(FLAG_BYTES * index as u64, FLAG_BYTES);
+            let Condition { expert, experts, .. } = section.condition.expect("all sections are experts'");
+            let copy = |&(src, dst)| CopyExpert { src, dst, starts, moved, expert, experts };
+            copies.extend(section.parts.iter().map(copy));
+        }
+        CopyExpert::check_all(&copies);
+        Ok(device.copy_experts(stream, &copies)?)
     }
 
     /// Enqueues reading the flags back, after the last slot's copy.
@@ -135,16 +138,17 @@ impl Choices {
     pub(crate) fn end_pass<D: Device>(&mut self, device: &D, slots: &[Slot]) {
         self.forget();
         let Choices { flags: Some(flags), moved, .. } = self else { return };
+        let conditions = slots.iter().flat_map(|slot| slot.sections.iter().map(|section| section.condition));
         flags.read(device, |bytes| {
             let flags =
                 bytes.chunks_exact(FLAG_BYTES as usize).map(|flag| flag.iter().any(|&byte| byte != 0));
-            for ((moved, flag), slot) in moved.iter_mut().zip(flags).zip(slots) {
-                *moved = flag || slot.condition.is_none();
+            for ((moved, flag), condition) in moved.iter_mut().zip(flags).zip(conditions) {
+                *moved = flag || condition.is_none();
             }
         });
     }
 
-    /// By slot: whether the latest ended pass moved its bytes.
+    /// By section: whether the latest ended pass moved its bytes.
     pub(crate) fn moved(&self) -> &[bool] {
         &self.moved
     }
