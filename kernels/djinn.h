@@ -179,6 +179,7 @@ int djinn_head_norm(const djinn_head_norm_args *args, void *stream);
 enum {
     DJINN_LINEAR_ROWS = 256,
     DJINN_LINEAR_TILES = 32,
+    DJINN_EXPERT_TILES = 128,
 };
 typedef struct djinn_linear_args {
     const float *x;        /* [rows, k] */
@@ -462,9 +463,9 @@ int djinn_group(const djinn_group_args *args, void *stream);
 /*
  * djinn_linear for the slots of some experts, those of order[starts[e] .. starts[e + 1]] for each expert e: row s of out from
  * row s / slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without slots no
- * weight is read. linear.weights has the tiles of expert ids[0], of linear.n rows in all, then those of ids[1], and so on; all
- * experts have tiles of the same sizes. linear.rows is the number of all slots, and so of rows of out. There is no bias, and
- * linear.rounded is null. The result does not depend on the workspace.
+ * weight is read. `weights` has the tiles of expert ids[0], up to DJINN_LINEAR_TILES of linear.n rows in all, then those of
+ * ids[1], and so on; all experts have tiles of the same sizes. linear.weights is not read. linear.rows is the number of all
+ * slots, and so of rows of out. There is no bias, and linear.rounded is null. The result does not depend on the workspace.
  */
 typedef struct djinn_expert_linear_args {
     djinn_linear_args linear;
@@ -472,8 +473,9 @@ typedef struct djinn_expert_linear_args {
     const uint32_t *starts; /* [experts + 1] */
     void *workspace;        /* for rows of x in the weight's type, at a multiple of 16 bytes; or null */
     uint64_t workspace_bytes;
-    uint32_t ids[DJINN_LINEAR_TILES]; /* [chosen], below experts and different */
-    uint32_t chosen;                  /* experts whose products are computed; up to DJINN_LINEAR_TILES tiles in all */
+    const void *weights[DJINN_EXPERT_TILES];
+    uint32_t ids[DJINN_EXPERT_TILES]; /* [chosen], below experts and different */
+    uint32_t chosen;                  /* experts whose products are computed; up to DJINN_EXPERT_TILES tiles in all */
     uint32_t experts;                 /* all that have slots, also those that are not chosen */
     uint32_t slots_per_row;
 } djinn_expert_linear_args;

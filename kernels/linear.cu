@@ -50,7 +50,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     if (j >= a.n) {
         return;
     }
-    const T *weight = static_cast<const T *>(a.weights[j / a.tile_rows + rows.tile]) + size_t(j % a.tile_rows) * a.k;
+    const T *weight = static_cast<const T *>(rows.weights()[j / a.tile_rows + rows.tile]) + size_t(j % a.tile_rows) * a.k;
     unsigned from[ROWS];
 #pragma unroll
     for (unsigned r = 0; r < ROWS; ++r) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void linear_plain(const djinn_linear_args &a, const R
     __global__ void __launch_bounds__(32 * djinn::PARTIALS * GROUPS)                                         \
         djinn_expert_linear_tensor_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
                                             unsigned share) {                                                \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, djinn::MOST_ROWS, {0, a.linear.rows});     \
+        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, 8 * TILES, {0, a.linear.rows});            \
         if (rows.count() > 0) {                                                                                \
             djinn::Tensor<T, GROUPS, EACH, TILES, djinn::Routed, STAGED>::run(a.linear, rows, share);        \
         }                                                                                                    \
@@ -120,16 +120,13 @@ DJINN_FOR_DTYPES(DJINN_KERNEL)
 
 namespace djinn {
 
-/* What a launch needs besides its arguments: sizes, whose `rows` choose the kernel, and the grid's height. */
+/* What a launch needs besides its arguments: sizes, the most rows of x that a block computes, and the grid's height. */
 struct Plan {
     const djinn_linear_args &sizes;
-    unsigned portions;
+    unsigned rows, portions;
 
-    /* Shared memory for the rows of x that a block computes. */
-    unsigned staged_bytes() const { return staged_bytes(sizes.rows, sizes.k); }
-    static unsigned staged_bytes(unsigned rows, unsigned k) {
-        return (rows < MOST_ROWS ? rows : MOST_ROWS) * staged_pitch(k);
-    }
+    /* Shared memory for these rows of x. */
+    unsigned staged_bytes() const { return rows * staged_pitch(sizes.k); }
 };
 
 /* The kernel for up to 16 rows. */
@@ -194,15 +191,16 @@ int launch_tensor(const Args &args, const Plan &plan, const Division &division, 
     /* If each multiprocessor gets one block, there is no room for two: the next launch's blocks would not spread. */
     const DeviceFacts &facts = all_devices()[current_device()];
     const unsigned needed = unsigned(Kind::SHARED_BYTES) + staged, alone = facts.block_shared / 2 + 1024;
-    const unsigned shared = division.blocks <= facts.multiprocessors && needed < alone ? alone : needed;
+    const bool is_one = division.blocks * plan.portions <= unsigned(facts.multiprocessors);
+    const unsigned shared = is_one && needed < alone ? alone : needed;
     return launch(kernel, dim3(division.blocks, plan.portions), Kind::THREADS, shared, stream, args, division.share);
 }
 
 template <typename T, unsigned GROUPS, unsigned EACH, bool STAGED, typename Args>
 int launch_units(const Args &args, const Plan &plan, const Division &division, void *stream) {
     const unsigned staged = STAGED ? plan.staged_bytes() : 0;
-    return plan.sizes.rows <= 8 ? launch_tensor<T, GROUPS, EACH, 1, STAGED>(args, plan, division, staged, stream)
-                                : launch_tensor<T, GROUPS, EACH, 2, STAGED>(args, plan, division, staged, stream);
+    return plan.rows <= 8 ? launch_tensor<T, GROUPS, EACH, 1, STAGED>(args, plan, division, staged, stream)
+                          : launch_tensor<T, GROUPS, EACH, 2, STAGED>(args, plan, division, staged, stream);
 }
 
 template <typename T, bool STAGED, typename Args>
@@ -221,9 +219,10 @@ int launch_few_units(const Args &args, const Plan &plan, const Division &divisio
     }
 }
 
-/* Whether a block stages all rows of x. */
+/* Whether a block has room for `rows` rows of x, up to MOST_ROWS. */
 bool stages(unsigned rows, unsigned k) {
-    return MOST_RING + Plan::staged_bytes(rows, k) <= all_devices()[current_device()].block_shared;
+    rows = rows < MOST_ROWS ? rows : MOST_ROWS;
+    return MOST_RING + rows * staged_pitch(k) <= unsigned(all_devices()[current_device()].block_shared);
 }
 
 /*
@@ -232,9 +231,10 @@ bool stages(unsigned rows, unsigned k) {
  */
 template <typename T, typename Args> int linear_tensor(const Args &args, const Plan &plan, void *stream) {
     const DeviceFacts &device = all_devices()[current_device()];
-    const bool staged = stages(plan.sizes.rows, plan.sizes.k);
+    const bool staged = stages(plan.rows, plan.sizes.k);
     const bool alone = staged && MOST_RING + plan.staged_bytes() > device.block_shared / 2;
-    const unsigned most = 8 * (alone ? 15 : 6);
+    /* More of them take less time where portions run side by side. */
+    const unsigned most = 8 * (alone ? 15 : plan.portions > 1 ? 8 : 6);
     const Division division = divide(plan.sizes, blocks_of_portion(args, device.multiprocessors, most), most);
     const unsigned units = ceil_div(division.share, 8);
     if (!staged) {
@@ -309,7 +309,7 @@ extern "C" int djinn_linear(const djinn_linear_args *args, void *stream) {
         part.rows = args->rows - row < djinn::MOST_ROWS ? args->rows - row : djinn::MOST_ROWS;
         part.x += size_t(row) * args->k;
         part.out += size_t(row) * args->out_width;
-        const int code = djinn::linear_rows(part, djinn::Plan{part, 1}, stream);
+        const int code = djinn::linear_rows(part, djinn::Plan{part, part.rows, 1}, stream);
         if (code != cudaSuccess) {
             return code;
         }
@@ -325,21 +325,24 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
     constexpr unsigned MOST_PORTIONS = 65535;
     const djinn_linear_args &a = args->linear;
     const bool sized = a.n > 0 && a.rows > 0 && a.tile_rows > 0 && args->slots_per_row > 0;
-    const bool tiled = sized && uint64_t(args->chosen) * djinn::tiles_of(a) <= DJINN_LINEAR_TILES;
+    const unsigned tiles = sized ? djinn::tiles_of(a) : 0;
+    const bool tiled = sized && tiles <= DJINN_LINEAR_TILES && uint64_t(args->chosen) * tiles <= DJINN_EXPERT_TILES;
     const bool there = args->chosen > 0 && args->chosen <= args->experts;
-    const unsigned portions = djinn::portions_of(args->chosen, a.rows, djinn::MOST_ROWS);
+    /* Few slots of an expert take less room, so that more blocks run at once. */
+    const bool apart = djinn::are_apart(*args);
+    const unsigned most = apart ? 8 : djinn::MOST_ROWS, rows = a.rows < most ? a.rows : most;
+    const unsigned portions = djinn::portions_of(args->chosen, a.rows, rows <= 8 ? 8 : djinn::MOST_ROWS);
     if (a.bias != nullptr || !tiled || !there || portions > MOST_PORTIONS) {
         return cudaErrorInvalidValue;
     }
     if (a.encoding != DJINN_PLAIN) {
         return djinn::expert_linear_encoded(*args, stream);
     }
-    const unsigned slots = a.rows, k = a.k;
     /* Few slots need no launch that gathers them. */
-    const bool many = slots > djinn::MOST_ROWS || !djinn::stages(slots, k);
-    const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= k;
-    if (many && fits && djinn::serves_hopper(k, a.weight_dtype)) {
+    const bool many = (a.rows > djinn::MOST_ROWS && !apart) || !djinn::stages(rows, a.k);
+    const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= a.k;
+    if (many && fits && djinn::serves_hopper(a.k, a.weight_dtype)) {
         return djinn::expert_linear_hopper(*args, stream);
     }
-    return djinn::linear_rows(*args, djinn::Plan{a, portions}, stream);
+    return djinn::linear_rows(*args, djinn::Plan{a, rows, portions}, stream);
 }

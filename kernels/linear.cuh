@@ -100,6 +100,7 @@ struct InOrder {
     static constexpr unsigned tile = 0, first = 0;
     const djinn_linear_args &a;
 
+    __device__ __forceinline__ const void *const *weights() const { return a.weights; }
     __device__ __forceinline__ unsigned count() const { return a.rows; }
     __device__ __forceinline__ unsigned in(unsigned i) const { return i; }
     __device__ __forceinline__ unsigned out(unsigned i) const { return i; }
@@ -111,23 +112,26 @@ struct Routed {
     unsigned slot_count;
     const uint32_t *slots;
     unsigned slots_per_row, tile, first;
+    const void *const *tiles;
 
+    __device__ __forceinline__ const void *const *weights() const { return tiles; }
     __device__ __forceinline__ unsigned count() const { return slot_count; }
     /* Past the last slot: the row of the last. */
     __device__ __forceinline__ unsigned in(unsigned i) const { return slots[min(i, slot_count - 1)] / slots_per_row; }
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots[i]; }
 };
 
-static_assert(DJINN_LINEAR_TILES <= 32, "an expert for each lane");
+/* Experts of a lane, where each lane of a warp has as many. */
+constexpr unsigned LANE_EXPERTS = DJINN_EXPERT_TILES / 32;
 
-/* The positions of one expert: lane i has the i-th expert's, and lanes past the last none. The previous kernel is done. */
+/* The positions of the expert with that index; none past the last. The previous kernel is done. */
 struct ExpertRange {
     unsigned first, end;
 
-    __device__ __forceinline__ ExpertRange(const djinn_expert_linear_args &a, const SlotRange &all, unsigned lane)
+    __device__ __forceinline__ ExpertRange(const djinn_expert_linear_args &a, const SlotRange &all, unsigned index)
         : first(all.first), end(all.first) {
-        if (lane < a.chosen) {
-            const uint32_t *const starts = a.starts + a.ids[lane];
+        if (index < a.chosen) {
+            const uint32_t *const starts = a.starts + a.ids[index];
             first = min(max(starts[0], all.first), all.end), end = max(first, min(starts[1], all.end));
         }
     }
@@ -153,13 +157,27 @@ __device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, un
                                            SlotRange range) {
     enter();
     const unsigned lane = threadIdx.x % 32;
-    const ExpertRange mine(a, range, lane);
-    const unsigned portions = (mine.count() + most - 1) / most, before = sum_before(portions, lane);
-    const unsigned owners = __ballot_sync(~0u, before <= portion && portion < before + portions);
-    const unsigned expert = owners == 0 ? 0 : __ffs(owners) - 1, tile = expert * tiles_of(a.linear);
-    const unsigned at = __shfl_sync(~0u, mine.first + (portion - before) * most, expert);
-    const unsigned end = __shfl_sync(~0u, mine.end, expert);
-    return {owners == 0 ? 0 : min(end - at, most), a.order + at, a.slots_per_row, tile, at - range.first};
+    /* All are loaded before one is used. */
+    const ExpertRange ranges[LANE_EXPERTS] = {{a, range, lane}, {a, range, lane + 32}, {a, range, lane + 64}, {a, range, lane + 96}};
+    Routed found{0, a.order, a.slots_per_row, 0, 0, a.weights};
+    unsigned begin = 0;
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS; ++i) {
+        const ExpertRange &mine = ranges[i];
+        const unsigned portions = (mine.count() + most - 1) / most, before = begin + sum_before(portions, lane);
+        const unsigned owners = __ballot_sync(~0u, before <= portion && portion < before + portions);
+        if (owners != 0) {
+            const unsigned owner = __ffs(owners) - 1;
+            const unsigned at = __shfl_sync(~0u, mine.first + (portion - before) * most, owner);
+            found.slot_count = min(__shfl_sync(~0u, mine.end, owner) - at, most);
+            found.slots = a.order + at, found.tile = (i * 32 + owner) * tiles_of(a.linear), found.first = at - range.first;
+        }
+        if ((i + 1) * 32 >= a.chosen) {
+            break;
+        }
+        begin = __shfl_sync(~0u, before + portions, 31);
+    }
+    return found;
 }
 
 /* The most portions that `slots` slots of some experts have. */
@@ -174,6 +192,9 @@ inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
     return whole * ceil_div(a.tile_rows, share) + ceil_div(last, share);
 }
 
+/* Whether most slots are those of different experts, if all experts have as many. */
+inline bool are_apart(const djinn_expert_linear_args &a) { return uint64_t(a.linear.rows) * 4 <= a.experts; }
+
 /* How many of a launch's experts have slots, if all experts have as many. 1 for rows in order. */
 inline unsigned expected_experts(const djinn_expert_linear_args &a) {
     if (a.order == nullptr) {
@@ -185,16 +206,35 @@ inline unsigned expected_experts(const djinn_expert_linear_args &a) {
 
 /*
  * How many of the `at_once` blocks (or clusters) of a device compute a portion, in shares of up to `most` rows of the weight.
- * If a half or a quarter of them can do it in one wave, portions run side by side: blocks with more rows hide more latency.
+ * If a half, a quarter or an eighth of them can do it in one wave, portions run side by side: blocks with more rows hide more
+ * latency.
  */
 inline unsigned blocks_of_portion(const djinn_linear_args &, unsigned at_once, unsigned) { return at_once; }
 inline unsigned blocks_of_portion(const djinn_expert_linear_args &a, unsigned at_once, unsigned most) {
     const unsigned experts = expected_experts(a);
     unsigned apart = 1;
-    while (apart < 4 && 2 * apart <= experts && shares_of(a.linear, most) <= at_once / (2 * apart)) {
+    while (apart < 8 && 2 * apart <= experts && shares_of(a.linear, most) <= at_once / (2 * apart)) {
         apart *= 2;
     }
     return at_once / apart;
+}
+
+/* Calls `run(part)` for some experts at a time, with the weights of these as those of part.linear. */
+template <typename Run> int by_experts(const djinn_expert_linear_args &args, const Run &run) {
+    const unsigned tiles = tiles_of(args.linear), most = DJINN_LINEAR_TILES / tiles;
+    int code = cudaSuccess;
+    for (unsigned first = 0; first < args.chosen && code == cudaSuccess; first += most) {
+        djinn_expert_linear_args part = args;
+        part.chosen = args.chosen - first < most ? args.chosen - first : most;
+        for (unsigned i = 0; i < part.chosen; ++i) {
+            part.ids[i] = args.ids[first + i];
+        }
+        for (unsigned i = 0; i < part.chosen * tiles; ++i) {
+            part.linear.weights[i] = part.weights[i] = args.weights[first * tiles + i];
+        }
+        code = run(part);
+    }
+    return code;
 }
 
 /* Calls `encode(tile, rows)` for each tile of some weights, each of n rows, such as experts'; false once it fails. */
@@ -244,22 +284,23 @@ inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned mo
 
 /*
  * The share of a block; blocks past the last share get the last. A tile's last share ends with the tile. It may repeat rows
- * of the share before, with the same bits. `skipped`: the tiles before the block's weight.
+ * of the share before, with the same bits. `weights`: all tiles. `skipped`: those before the block's weight.
  */
-__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, size_t row_bytes,
-                                          unsigned skipped = 0) {
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, const void *const *weights, unsigned share,
+                                          unsigned block, size_t row_bytes, unsigned skipped = 0) {
     const unsigned each = (a.tile_rows + share - 1) / share;
     const unsigned tile = min(block / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
     const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
     const unsigned row = min((block - tile * each) * share, tile_rows - rows);
-    const void *const weight = a.weights[tile + skipped];
+    const void *const weight = weights[tile + skipped];
     return {static_cast<const char *>(weight) + row * row_bytes, start + row, rows, tile + skipped, row};
 }
 
 /* The same, for a plain weight. */
 template <typename T>
-__device__ __forceinline__ Share share_of(const djinn_linear_args &a, unsigned share, unsigned block, unsigned skipped = 0) {
-    return share_of(a, share, block, sizeof(T) * a.k, skipped);
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, const void *const *weights, unsigned share,
+                                          unsigned block, unsigned skipped = 0) {
+    return share_of(a, weights, share, block, sizeof(T) * a.k, skipped);
 }
 
 __device__ __forceinline__ float bias_of(const djinn_linear_args &a, unsigned j) {

@@ -26,6 +26,52 @@ constexpr unsigned BLOCKS_STAGES = 16;
 /* Bytes of a column of the weight's tensor maps. */
 constexpr unsigned WORD = 4;
 
+/* Tensor maps of x, and of tiles that lie at equal distances; by tile: its map, and its place there. */
+struct BlocksMaps {
+    CUtensorMap weights[DJINN_LINEAR_TILES];
+    CUtensorMap x;
+    uint8_t map[DJINN_EXPERT_TILES], place[DJINN_EXPERT_TILES];
+};
+
+/*
+ * Calls `encode(map, tile, tiles, apart, rows)` for each run of tiles that lie at equal distances: of experts that have one
+ * tile each. False once that fails, or if there are more runs than maps.
+ */
+template <typename Encode>
+bool encode_runs(BlocksMaps &maps, const djinn_expert_linear_args &args, const Encode &encode) {
+    const djinn_linear_args &a = args.linear;
+    const bool are_experts = args.order != nullptr;
+    const void *const *const weights = are_experts ? args.weights : a.weights;
+    const unsigned each = tiles_of(a), all = (are_experts ? args.chosen : 1) * each, last = a.n - (each - 1) * a.tile_rows;
+    const auto apart = [&](unsigned tile) {
+        return reinterpret_cast<uintptr_t>(weights[tile + 1]) - reinterpret_cast<uintptr_t>(weights[tile]);
+    };
+    for (unsigned tile = 0, map = 0; tile < all; ++map) {
+        const uint64_t bytes = uint64_t(a.tile_rows) * a.row_bytes, distance = each == 1 && tile + 1 < all ? apart(tile) : bytes;
+        unsigned tiles = 1;
+        /* Distances that TMA takes. One back is a large one here. */
+        if (each == 1 && distance % 16 == 0 && distance >= bytes && distance < uint64_t(1) << 40) {
+            while (tile + tiles < all && apart(tile + tiles - 1) == distance) {
+                ++tiles;
+            }
+        }
+        const unsigned rows = (tile + 1) % each == 0 ? last : a.tile_rows;
+        if (map == DJINN_LINEAR_TILES || !encode(maps.weights[map], weights[tile], tiles, tiles > 1 ? distance : bytes, rows)) {
+            return false;
+        }
+        for (unsigned i = 0; i < tiles; ++i, ++tile) {
+            maps.map[tile] = map, maps.place[tile] = i;
+        }
+    }
+    return true;
+}
+
+/* Whether the experts' tiles are no more runs than there are maps. */
+inline bool are_few_runs(const djinn_expert_linear_args &args) {
+    BlocksMaps maps;
+    return encode_runs(maps, args, [](CUtensorMap &, const void *, unsigned, uint64_t, unsigned) { return true; });
+}
+
 /*
  * The most bytes of the weight in flight in a block while its ring is first filled, if that is two stages or more. Loads of x,
  * and of the kernel before, would queue behind them.
@@ -133,7 +179,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     __device__ __forceinline__ BlocksRows(const djinn_linear_args &a, const SomeRows &rows, const BlocksFrame &f,
                                           Barriers &barriers, unsigned ring)
-        : a(a), rows(rows), f(f), share(share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile)), barriers(barriers),
+        : a(a), rows(rows), f(f), share(share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile)), barriers(barriers),
           ring(ring), groups(f.groups), turn_rows(groups * ROWS), stage_size(stage_bytes(groups)),
           stages((a.k + SEGMENTS * SEGMENT - 1) / (SEGMENTS * SEGMENT)) {}
 
@@ -160,7 +206,9 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     /* Copies the weight, by one lane. */
-    __device__ __forceinline__ void supply(const Maps &maps) const {
+    __device__ __forceinline__ void supply(const BlocksMaps &maps) const {
+        const CUtensorMap &map = maps.weights[maps.map[share.tile]];
+        const unsigned place = maps.place[share.tile];
         each_stage([&](unsigned first, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
                 barriers.free[slot].wait(parity ^ 1);
@@ -172,14 +220,14 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             Barrier::arrive_expecting_at(ready, used * BOX);
             /* Past a row's end, and past the last row, zeros are copied. */
             for (unsigned group = 0; group < used; ++group) {
-                copy_box_to(to + group * BOX, maps.weights[share.tile], stage * BYTES / 16 * (16 / WORD),
-                            share.row + first + group * ROWS, ready, leaves_first());
+                copy_box_to(to + group * BOX, map, stage * BYTES / 16 * (16 / WORD), share.row + first + group * ROWS, place,
+                            ready, leaves_first());
             }
         });
     }
 
     /* Copies x, by one lane. */
-    __device__ __forceinline__ void supply_x(const Maps &maps) const {
+    __device__ __forceinline__ void supply_x(const BlocksMaps &maps) const {
         admit_bulk_copies();
         each_stage([&](unsigned, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
@@ -394,7 +442,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const BlocksFrame &f,
-                                               const Maps &maps) {
+                                               const BlocksMaps &maps) {
         extern __shared__ uint4 shared[];
         __shared__ Barriers barriers;
         const unsigned ring = (shared_address(shared) + ALIGN - 1) / ALIGN * ALIGN;
@@ -421,7 +469,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 admit_bulk_copies();
             }
             if (warp == supplier && lane == 0) {
-                prefetch_map(maps.weights[work.share.tile]);
+                prefetch_map(maps.weights[maps.map[work.share.tile]]);
                 work.supply(maps);
             }
             __syncwarp();
@@ -437,7 +485,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 /* Rows are in order if `order` is null; else a block takes a portion of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOST_THREADS, 1)
-    djinn_linear_blocks(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ Maps maps,
+    djinn_linear_blocks(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ BlocksMaps maps,
                         const __grid_constant__ BlocksFrame f) {
     SomeRows rows(a.linear);
     if (a.order == nullptr) {
@@ -452,7 +500,8 @@ __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOS
 
 /* One share for each block: for experts, of as many blocks as compute a portion. */
 template <typename Format> Division divide_blocks(const djinn_expert_linear_args &args) {
-    constexpr unsigned MOST = BlocksRows<Format, 2, 1, false>::GROUPS * 16;
+    /* Two turns of as many rows of the weight as a block takes at once. */
+    constexpr unsigned MOST = 2 * BlocksRows<Format, 2, 1, false>::GROUPS * 16;
     return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), ~0u);
 }
 
@@ -495,14 +544,13 @@ int launch_blocks(const djinn_expert_linear_args &args, const Batch &batch, cons
         groups = equal(groups - 1);
     }
     const unsigned stages = Kernel::stages_beside(groups, staged), window = BLOCKS_WINDOW / (groups * Kernel::BOX);
-    Maps maps;
-    const auto encode = [&](unsigned tile, unsigned rows) {
-        return encode_bytes(maps.weights[tile], a.weights[tile], rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS,
-                            CU_TENSOR_MAP_SWIZZLE_NONE, A_LINE, WORD);
+    BlocksMaps maps;
+    const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
+        return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
     };
     const unsigned x_blocks = Kernel::SEGMENTS * PARTIALS;
     if ((STREAMED && !encode_blocks(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES, x_blocks)) ||
-        !encode_tiles(a, batch.weights(), encode)) {
+        !encode_runs(maps, args, encode)) {
         return cudaErrorInvalidValue;
     }
     const dim3 grid(division.blocks, batch.portions(batch.n));
@@ -517,6 +565,11 @@ int launch_blocks(const djinn_expert_linear_args &args, unsigned most, void *str
     const unsigned fit = clusters_at_once() == 0 ? 0 : rows_beside<Format>(a.k), rows = a.rows < fit ? a.rows : fit;
     if (fit == 0) {
         return launch_encoded<Lanes>(args, most, stream);
+    }
+    if (args.order != nullptr && !are_few_runs(args)) {
+        return by_experts(args, [&](const djinn_expert_linear_args &some) {
+            return launch_blocks<Format, Lanes>(some, most, stream);
+        });
     }
     const Division division = divide_blocks<Format>(args);
     return by_rows(args, rows, [&](const djinn_expert_linear_args &part, const Batch &batch) {

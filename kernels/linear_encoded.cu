@@ -203,8 +203,8 @@ int launch_lossless_by(const djinn_expert_linear_args &args, const Batch &batch,
                         : launch_lossless<Format, 2, 2, STREAMED>(args, batch, division, stream);
 }
 
-/* Up to `most` rows of x at once, or as many as there is room for. */
-template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+/* Up to `most` rows of x at once, or as many as there is room for, of experts that by_experts() chose. */
+template <typename Format> int launch_lossless_some(const djinn_expert_linear_args &args, unsigned most, void *stream) {
     const djinn_linear_args &a = args.linear;
     const Division division = divide_lossless(args);
     const LosslessBlock block = lossless_block(division.share);
@@ -221,6 +221,12 @@ template <typename Format> int launch_lossless(const djinn_expert_linear_args &a
     return by_rows(args, rows, [&](const djinn_expert_linear_args &part, const Batch &batch) {
         return launch_lossless_by<Format, false>(part, batch, division, block.each, stream);
     });
+}
+
+/* The same for all experts. */
+template <typename Format> int launch_lossless(const djinn_expert_linear_args &args, unsigned most, void *stream) {
+    const auto run = [&](const djinn_expert_linear_args &some) { return launch_lossless_some<Format>(some, most, stream); };
+    return args.order == nullptr ? run(args) : by_experts(args, run);
 }
 
 /* The most rows of x that are streamed with the weight. */
@@ -297,7 +303,8 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
     /* Few slots are not gathered, if their rows fit beside a ring. */
     const unsigned room = all_devices()[current_device()].block_shared;
-    const bool few = a.rows <= FEW_ENCODED && MOST_RING + a.rows * encoded_pitch(a.k) <= room;
+    const unsigned rows = a.rows < MOST_ROWS ? a.rows : MOST_ROWS;
+    const bool few = (a.rows <= FEW_ENCODED || are_apart(args)) && MOST_RING + rows * encoded_pitch(a.k) <= room;
     if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
         const EncodedWide *const wide = encoded_wide(a.encoding, a.weight_dtype);
         /*
@@ -306,8 +313,9 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
          */
         const bool has_few = ceil_div(a.n, TILE_ROWS) < unsigned(all_devices()[current_device()].multiprocessors);
         const bool meanwhile = wide != nullptr && a.rows / args.experts >= (has_few ? 1 : 2) * MOST_GROUP;
-        return by_batches(args, has_few ? MOST_GROUP / 2 : MOST_GROUP, stream, [&](const Batch &batch) {
-            return meanwhile ? wide->run_experts(args, batch.range(), stream) : kernels.many(args, batch, stream);
+        const unsigned most = has_few ? MOST_GROUP / 2 : MOST_GROUP;
+        return by_batches(args, most, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
+            return meanwhile ? wide->run_experts(some, batch.range(), stream) : kernels.many(some, batch, stream);
         });
     }
     return kernels.few(args, kernels.rows(a.k), stream);

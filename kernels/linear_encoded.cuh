@@ -143,22 +143,23 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
     struct Copies {
         const djinn_linear_args &a;
         const EncodedFrame &f;
-        unsigned skipped, segments, first, thread;
+        const SomeRows &rows;
+        unsigned segments, first, thread;
         /* Stages left, the current share, the next segment in it, and the thread's row. */
         unsigned left, index = blockIdx.x, segment = 0;
         const char *from = nullptr;
 
         static constexpr unsigned ROW_THREADS = GROUP_THREADS / ROWS;
 
-        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, unsigned skipped,
+        __device__ __forceinline__ Copies(const djinn_linear_args &a, const EncodedFrame &f, const SomeRows &rows,
                                           unsigned segments, unsigned first, unsigned thread, unsigned left)
-            : a(a), f(f), skipped(skipped), segments(segments), first(first), thread(thread), left(left) {
+            : a(a), f(f), rows(rows), segments(segments), first(first), thread(thread), left(left) {
             seek();
         }
 
         /* Past the share's end, its last row is repeated. */
         __device__ __forceinline__ void seek() {
-            const Share share = share_of(a, f.share, index, a.row_bytes, skipped);
+            const Share share = share_of(a, rows.weights(), f.share, index, a.row_bytes, rows.tile);
             const unsigned row = min(first + thread / ROW_THREADS, share.rows - 1);
             from = static_cast<const char *>(share.weight) + size_t(row) * a.row_bytes;
         }
@@ -206,12 +207,12 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
             await_previous();
         }
         unsigned left = (f.shares - blockIdx.x + gridDim.x - 1) / gridDim.x * stages;
-        Copies copies(a, f, rows.tile, segments, first, thread, left);
+        Copies copies(a, f, rows, segments, first, thread, left);
 #pragma unroll 1
         for (unsigned i = 0; i + 1 < f.stages; ++i) {
             copies.fetch(ring + i * STAGE);
         }
-        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
+        Share share = share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile);
         typename Format::template Rows<EACH> of;
         of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
@@ -289,7 +290,7 @@ template <typename Format, unsigned EACH, unsigned TILES> struct EncodedLanes {
             const Share done = share;
             const bool is_last = index + gridDim.x >= f.shares;
             if (!is_last) {
-                share = share_of(a, f.share, index + gridDim.x, a.row_bytes, rows.tile);
+                share = share_of(a, rows.weights(), f.share, index + gridDim.x, a.row_bytes, rows.tile);
                 of.expect(a, share, first + row, quad);
             }
             finish(a, rows, done, sums, reinterpret_cast<float *>(shared_at(end)), first, part,

@@ -34,8 +34,14 @@ constexpr unsigned GATHER_THREADS = 256;
 template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned place) {
     enter();
     const unsigned lane = threadIdx.x % 32, row = a.order[place] / a.slots_per_row, k = a.linear.k;
-    const uint32_t *const starts = a.starts + a.ids[lane < a.chosen ? lane : 0];
-    if (!__any_sync(~0u, starts[0] <= place && place < starts[1])) {
+    bool is_ours = false;
+#pragma unroll
+    for (unsigned i = 0; i < LANE_EXPERTS; ++i) {
+        const unsigned index = lane + 32 * i;
+        const uint32_t *const starts = a.starts + a.ids[index < a.chosen ? index : 0];
+        is_ours |= starts[0] <= place && place < starts[1];
+    }
+    if (!__any_sync(~0u, is_ours)) {
         return;
     }
     const float4 *x = reinterpret_cast<const float4 *>(a.linear.x + size_t(row) * k);
@@ -197,9 +203,9 @@ static bool are_small(const djinn_expert_linear_args &a) {
 }
 
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
-    return by_batches(a, MOST_GROUP, stream, [&](const Batch &batch) {
-        const bool wide = batch.n == MOST_GROUP || are_small(a);
-        return wide ? expert_linear_wide(a, batch.range(), stream) : launch_plain(a, a.linear, batch, stream);
+    return by_batches(a, MOST_GROUP, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
+        const bool wide = batch.n == MOST_GROUP || are_small(some);
+        return wide ? expert_linear_wide(some, batch.range(), stream) : launch_plain(some, some.linear, batch, stream);
     });
 }
 

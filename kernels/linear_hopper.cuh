@@ -192,7 +192,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     __device__ __forceinline__ Share share_at(unsigned index) const {
-        return share_of(a, f.share, index, Weight::row_bytes(a), rows.tile);
+        return share_of(a, rows.weights(), f.share, index, Weight::row_bytes(a), rows.tile);
     }
 
     __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
@@ -434,8 +434,8 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
 int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *stream);
 
 /*
- * Gathers the slots in the workspace, as many as fit, and calls `launch` for each batch. A portion has room for twice as
- * many slots as an expert has on average, up to `most`.
+ * Gathers the slots in the workspace, as many as fit, and calls `launch(some, batch)` for some of the experts at a time, of each
+ * batch. A portion has room for twice as many slots as an expert has on average, up to `most`.
  */
 template <typename Launch>
 int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream, const Launch &launch) {
@@ -447,10 +447,11 @@ int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream
     const unsigned step = fit < MOST_SLOTS ? unsigned(fit) : MOST_SLOTS;
     for (unsigned first = 0; first < slots; first += step) {
         const unsigned rows = slots - first < step ? slots - first : step;
-        const Batch batch{args.workspace, rows, n, args.chosen, first};
-        int code = gather_slots(args, batch.range(), stream);
+        int code = gather_slots(args, {first, first + rows}, stream);
         if (code == cudaSuccess) {
-            code = launch(batch);
+            code = by_experts(args, [&](const djinn_expert_linear_args &some) {
+                return launch(some, Batch{args.workspace, rows, n, some.chosen, first});
+            });
         }
         if (code != cudaSuccess) {
             return code;

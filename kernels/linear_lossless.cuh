@@ -143,7 +143,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 place.advance(f.stages);
             }
             index += gridDim.x;
-            share = share_of(a, f.share, index, a.row_bytes, skipped);
+            share = share_of(a, a.weights, f.share, index, a.row_bytes, skipped);
         }
     }
 
@@ -202,7 +202,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         if (a.fresh != 0) {
             await_previous();
         }
-        Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
+        Share share = share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile);
         Escapes of;
         of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
@@ -331,7 +331,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             const Share done = share;
             const bool is_last = index + gridDim.x >= f.shares;
             if (!is_last) {
-                share = share_of(a, f.share, index + gridDim.x, a.row_bytes, rows.tile);
+                share = share_of(a, rows.weights(), f.share, index + gridDim.x, a.row_bytes, rows.tile);
                 of.expect(a, share, first + row, quad);
             }
             finish(a, rows, done, sums, parts, groups, is_last);
@@ -378,7 +378,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
-        const Share share = share_of(a, f.share, blockIdx.x, a.row_bytes, rows.tile);
+        const Share share = share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile);
         if (threadIdx.x == supplier) {
             prefetch_map(maps.weights[share.tile]);
             if constexpr (STREAMED) {

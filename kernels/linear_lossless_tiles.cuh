@@ -68,7 +68,7 @@ template <typename T, unsigned N, unsigned TILES> struct LosslessTileProducts {
     /* Bytes of a stage: the weight's, and those of x. */
     static __host__ __device__ __forceinline__ unsigned stage_bytes(unsigned share) { return weight_bytes(share) + X_BYTES; }
 
-    __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, f.share, index, a.row_bytes); }
+    __device__ __forceinline__ Share share_at(unsigned index) const { return share_of(a, a.weights, f.share, index, a.row_bytes); }
 
     /*
      * Calls `work(share, segment, slot, copied)` for all segments of all shares, once a stage is free; `copied` came before.

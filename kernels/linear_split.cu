@@ -190,7 +190,7 @@ template <typename T, unsigned GROUPS, unsigned N> struct SplitTile {
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
         const unsigned tile = blockIdx.x / PARTIALS;
         char *ring = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
-        const Share share = share_of<T>(a, N, tile / groups_of_rows);
+        const Share share = share_of<T>(a, a.weights, N, tile / groups_of_rows);
         SplitTile work{a, barriers, ring, share, tile % groups_of_rows * ROWS, part, runs_of(a, part)};
         release_next();
         const auto init = [&] {

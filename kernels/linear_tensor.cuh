@@ -107,7 +107,7 @@ template <typename T, unsigned GROUPS, unsigned EACH, unsigned TILES, typename R
         char *staged = reinterpret_cast<char *>(shared) + SHARED_BYTES;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
         const unsigned partial = warp % PARTIALS, group = warp / PARTIALS;
-        const Share share = share_of<T>(a, most, blockIdx.x, rows.tile);
+        const Share share = share_of<T>(a, rows.weights(), most, blockIdx.x, rows.tile);
         const unsigned runs = runs_of(a, partial);
         uint4 *ring = shared + warp * PIECES * PIECE;
         if constexpr (!Rows::ROUTED) {

@@ -25,12 +25,15 @@ struct SomeRows {
     unsigned rows;
     const uint32_t *slots;
     unsigned slots_per_row, tile, first;
+    const void *const *tiles;
 
     __device__ __forceinline__ SomeRows(const djinn_linear_args &a)
-        : rows(a.rows), slots(nullptr), slots_per_row(1), tile(0), first(0) {}
+        : rows(a.rows), slots(nullptr), slots_per_row(1), tile(0), first(0), tiles(a.weights) {}
     __device__ __forceinline__ SomeRows(const Routed &of)
-        : rows(of.slot_count), slots(of.slots), slots_per_row(of.slots_per_row), tile(of.tile), first(of.first) {}
+        : rows(of.slot_count), slots(of.slots), slots_per_row(of.slots_per_row), tile(of.tile), first(of.first),
+          tiles(of.tiles) {}
 
+    __device__ __forceinline__ const void *const *weights() const { return tiles; }
     __device__ __forceinline__ unsigned count() const { return rows; }
     __device__ __forceinline__ unsigned in(unsigned i) const { return slots == nullptr ? i : slots[i] / slots_per_row; }
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots == nullptr ? i : slots[i]; }
@@ -177,7 +180,7 @@ template <typename Format, unsigned N> struct TileProducts {
     unsigned segments;
 
     __device__ __forceinline__ Share share_at(unsigned index) const {
-        return share_of(a, f.share, index, a.row_bytes, rows.tile);
+        return share_of(a, rows.weights(), f.share, index, a.row_bytes, rows.tile);
     }
 
     /* A warp's rows of the weight. Few rows are spread over all warps, which then have 8 rows, and 8 of zeros. */

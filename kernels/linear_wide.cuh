@@ -153,13 +153,13 @@ struct WideTiles {
                 end = f.ends[expert];
                 const unsigned groups = (end - first + GROUPS_OF_PAIR * WIDE_ROWS - 1) / (GROUPS_OF_PAIR * WIDE_ROWS);
                 const unsigned outer = (pair - begin) / groups, inner = (pair - begin) % groups;
-                share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank, expert * tiles_of(a));
+                share = share_of<T>(a, a.weights, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank, expert * tiles_of(a));
                 piece = share.tile;
                 row_of_piece = share.row + (SAME_WEIGHT ? rank * (N / SHARING) : 0);
                 row = first + (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
             } else {
                 const unsigned outer = pair / f.groups_of_rows, inner = pair % f.groups_of_rows;
-                share = share_of<T>(a, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
+                share = share_of<T>(a, a.weights, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank);
                 const unsigned from = share.first + (GATED && SAME_WEIGHT ? rank * a.n : 0);
                 piece = from / a.tile_rows;
                 row_of_piece = from - piece * a.tile_rows + (SAME_WEIGHT && !GATED ? rank * (N / SHARING) : 0);

@@ -79,6 +79,15 @@ __device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map,
                  : "memory");
 }
 
+/* The same for a map of several matrices. */
+__device__ __forceinline__ void copy_box_to(unsigned to, const CUtensorMap &map, unsigned column, unsigned row,
+                                            unsigned matrix, unsigned barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
 __device__ __forceinline__ void copy_box(void *to, const CUtensorMap &map, unsigned column, unsigned row, Barrier &barrier,
                                          uint64_t policy) {
     copy_box_to(shared_address(to), map, column, row, shared_address(&barrier), policy);
@@ -343,6 +352,17 @@ inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, u
     const cuuint32_t box[2] = {box_bytes / word, box_rows}, steps[2] = {1, 1};
     return map_encoder()(&map, type, 2, const_cast<void *>(rows_at), sizes, strides, box, steps,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* The same for matrices that lie `apart` bytes from one another, a multiple of 16: words, rows, matrices; words of 4 bytes. */
+inline bool encode_matrices(CUtensorMap &map, const void *first, uint32_t matrices, uint64_t apart, uint32_t rows,
+                            uint32_t row_bytes, uint32_t box_bytes, uint32_t box_rows) {
+    constexpr uint32_t WORD = 4;
+    const cuuint64_t sizes[3] = {row_bytes / WORD, rows, matrices}, strides[2] = {row_bytes, apart};
+    const cuuint32_t box[3] = {box_bytes / WORD, box_rows, 1}, steps[3] = {1, 1, 1};
+    return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<void *>(first), sizes, strides, box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, A_LINE,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Describes pages of f16 or bf16 to TMA: columns, the rows of a page, pages; in boxes of `box_rows` rows. */

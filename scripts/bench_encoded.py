@@ -17,7 +17,7 @@ from pathlib import Path
 
 import results
 import torch
-from bench_linear import TILES, Args
+from bench_linear import EXPERT_TILES, TILES, Args
 from reads import STAGE, Reader
 from timing import medians_us
 
@@ -45,8 +45,9 @@ class ExpertArgs(ctypes.Structure):
         ("linear", Args),
         *((name, ctypes.c_void_p) for name in "order starts workspace".split()),
         ("workspace_bytes", ctypes.c_uint64),
-        ("ids", ctypes.c_uint32 * TILES),
-        *((name, ctypes.c_uint32) for name in "weights experts slots_per_row".split()),
+        ("weights", ctypes.c_void_p * EXPERT_TILES),
+        ("ids", ctypes.c_uint32 * EXPERT_TILES),
+        *((name, ctypes.c_uint32) for name in "chosen experts slots_per_row".split()),
     ]
 
 
@@ -185,11 +186,13 @@ class Product:
         return bool(self.library.djinn_linear_decodes(*sizes))
 
     def run_expert(self, encoding, x, out, order, starts, expert, slots_per_row, workspace):
+        args = self.args(encoding, x, out)
         self.call(
             "djinn_expert_linear",
             ExpertArgs(
-                self.args(encoding, x, out), order.data_ptr(), starts.data_ptr(), workspace.data_ptr(),
-                workspace.numel(), (ctypes.c_uint32 * TILES)(expert), 1, len(starts) - 1, slots_per_row,
+                args, order.data_ptr(), starts.data_ptr(), workspace.data_ptr(), workspace.numel(),
+                (ctypes.c_void_p * EXPERT_TILES)(*args.weights), (ctypes.c_uint32 * EXPERT_TILES)(expert), 1,
+                len(starts) - 1, slots_per_row,
             ),
         )
 

@@ -19,7 +19,7 @@ import results
 import torch
 from bench_blocks import FORMATS, random_rows
 from bench_encoded import DTYPES, LOSSLESS, PLAIN, ExpertArgs, encode
-from bench_linear import TILES, Args
+from bench_linear import EXPERT_TILES, TILES, Args
 from timing import medians_us
 
 # Of each model: experts, those of a row, and products: rows of the weight, columns, slots that share a row of x, and tiles of
@@ -29,7 +29,7 @@ MODELS = {
     "Qwen3": (128, 8, {"gate and up": (1536, 2048, 8, 1), "down": (2048, 768, 1, 1)}),
 }
 # Rows of the weight, columns, experts, tiles of a weight.
-CHECKED = ((520, 1280, 8, 1), (1000, 4096, 8, 3), (72, 5120, 3, 1), (4104, 512, 19, 2), (1536, 2048, 40, 1))
+CHECKED = ((520, 1280, 8, 1), (1000, 4096, 8, 3), (72, 5120, 3, 1), (4104, 512, 19, 2), (1536, 2048, 40, 1), (264, 768, 100, 1), (96, 1024, 70, 3))
 ROWS = "1,2,4,8,16,32,64,128,256"
 KINDS = ("bf16", "lossless", "Q4_K")
 
@@ -44,8 +44,11 @@ class Experts:
         self.encoding = {"bf16": PLAIN, "lossless": LOSSLESS}.get(kind) if kind not in FORMATS else FORMATS[kind][3]
         self.weights = [self.stored(expert) for expert in range(experts)]
         self.row_bytes = 0 if kind == "bf16" else self.weights[0].shape[1]
-        # Tiles lie apart.
-        self.tiles = [[piece.clone() for piece in weight.split(self.tile_rows)] for weight in self.weights]
+        # Experts that are one tile lie at equal distances, as in a chunk; other tiles lie apart.
+        if tiles == 1:
+            self.tiles = [[weight] for weight in torch.stack(self.weights)]
+        else:
+            self.tiles = [[piece.clone() for piece in weight.split(self.tile_rows)] for weight in self.weights]
 
     def stored(self, expert):
         if self.kind in FORMATS:
@@ -56,8 +59,11 @@ class Experts:
     def bytes(self):
         return self.weights[0].numel() * self.weights[0].element_size()
 
-    def args(self, x, out, weights):
-        pieces = (ctypes.c_void_p * TILES)(*(tile.data_ptr() for expert in weights for tile in self.tiles[expert]))
+    def pieces(self, room, experts):
+        return (ctypes.c_void_p * room)(*(tile.data_ptr() for expert in experts for tile in self.tiles[expert]))
+
+    def args(self, x, out, experts=()):
+        pieces = self.pieces(TILES, experts)
         dtype = DTYPES[self.dtype]
         sizes = self.k, self.n, self.tile_rows, out.shape[1], 0, len(out), self.encoding, self.row_bytes, 0
         return Args(x.data_ptr(), pieces, None, out.data_ptr(), None, dtype, dtype, *sizes)
@@ -70,13 +76,14 @@ class Experts:
 
     def run(self, routing, x, out, workspace, experts):
         """The slots of some experts, in one launch."""
-        ids = (ctypes.c_uint32 * TILES)(*experts)
+        weights, ids = self.pieces(EXPERT_TILES, experts), (ctypes.c_uint32 * EXPERT_TILES)(*experts)
         pointers = (tensor.data_ptr() for tensor in (routing.order, routing.starts, workspace))
         many = len(experts), len(routing.starts) - 1, routing.slots // len(x)
-        self.call("djinn_expert_linear", ExpertArgs(self.args(x, out, experts), *pointers, workspace.numel(), ids, *many))
+        args = self.args(x, out), *pointers, workspace.numel(), weights, ids, *many
+        self.call("djinn_expert_linear", ExpertArgs(*args))
 
     def run_all(self, routing, x, out, workspace, at_once=None):
-        at_once = at_once or TILES // len(self.tiles[0])
+        at_once = at_once or EXPERT_TILES // len(self.tiles[0])
         for first in range(0, len(self.weights), at_once):
             self.run(routing, x, out, workspace, list(range(first, min(first + at_once, len(self.weights)))))
 

@@ -23,7 +23,7 @@ import torch
 
 DTYPES = {torch.float16: 1, torch.bfloat16: 2}
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
-TILES = 32
+TILES, EXPERT_TILES = 32, 128
 # Of Llama-3.1-8B and Llama-2-13B: rows of the weight, columns, and pieces in which it lies.
 MODELS = {
     "8B": {"qkv": (6144, 4096, 1), "out": (4096, 4096, 1), "gate_up": (28672, 4096, 4), "down": (4096, 14336, 2)},

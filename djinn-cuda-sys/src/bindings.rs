@@ -149,6 +149,7 @@ unsafe extern "C" {
 }
 pub const DJINN_LINEAR_ROWS: _bindgen_ty_1 = 256;
 pub const DJINN_LINEAR_TILES: _bindgen_ty_1 = 32;
+pub const DJINN_EXPERT_TILES: _bindgen_ty_1 = 128;
 pub type _bindgen_ty_1 = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -474,7 +475,8 @@ pub struct djinn_expert_linear_args {
     pub starts: *const u32,
     pub workspace: *mut ::std::os::raw::c_void,
     pub workspace_bytes: u64,
-    pub ids: [u32; 32usize],
+    pub weights: [*const ::std::os::raw::c_void; 128usize],
+    pub ids: [u32; 128usize],
     pub chosen: u32,
     pub experts: u32,
     pub slots_per_row: u32,

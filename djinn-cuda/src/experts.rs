@@ -16,15 +16,16 @@ pub(crate) struct Experts {
 
 impl Experts {
     /// Takes products of `left`, which is not empty and in the order of [`expert_linears`](djinn_device::Ops::expert_linears),
-    /// for a launch that computes up to `most`: successive tiles of the first expert, of equal numbers of rows except for a
-    /// smaller last one, and the same tiles of the other experts that have them.
-    pub(crate) fn take(left: &mut Vec<ExpertLinear>, most: usize) -> Experts {
+    /// for a launch that computes up to `most`, and up to `most_of_one` of an expert: successive tiles of the first expert, of
+    /// equal numbers of rows except for a smaller last one, and the same tiles of the other experts that have them.
+    pub(crate) fn take(left: &mut Vec<ExpertLinear>, most_of_one: usize, most: usize) -> Experts {
         let first = left[0];
         let follows = |(a, b): (&ExpertLinear, &ExpertLinear)| {
             let next = ExpertLinear { n: b.n, out_column: a.out_column + a.n, ..first };
             a.n == first.n && b.n <= first.n && *b == with_weight_of(b, &next)
         };
-        let tiles = 1 + left.iter().zip(&left[1..]).take(most - 1).take_while(|&pair| follows(pair)).count();
+        let tiles =
+            1 + left.iter().zip(&left[1..]).take(most_of_one - 1).take_while(|&pair| follows(pair)).count();
         let shape = left[..tiles].to_vec();
         let (mut products, mut rest) = (Vec::new(), Vec::new());
         for of_one in left.chunk_by(|a, b| a.expert == b.expert) {

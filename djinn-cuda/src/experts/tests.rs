@@ -5,6 +5,7 @@ use djinn_device::args::{ExpertLinear, Weight};
 use djinn_device::{Buffer, DType, Encoding, Space, Span};
 use proptest::prelude::*;
 
+const MOST_OF_ONE: usize = 4;
 const MOST: usize = 8;
 
 fn span(id: u32) -> Span {
@@ -48,8 +49,8 @@ proptest! {
         let (mut left, mut launched) = (products.clone(), Vec::new());
         while !left.is_empty() {
             let before = left.len();
-            let Experts { products, tiles } = Experts::take(&mut left, MOST);
-            prop_assert!(!products.is_empty() && products.len() <= MOST && products.len() + left.len() == before);
+            let Experts { products, tiles } = Experts::take(&mut left, MOST_OF_ONE, MOST);
+            prop_assert!(!products.is_empty() && products.len() <= MOST && tiles <= MOST_OF_ONE && products.len() + left.len() == before);
             let (first, of_one) = (products[0], &products[..tiles]);
             for pair in of_one.windows(2) {
                 prop_assert!(pair[0].n == first.n && pair[1].n <= first.n);
@@ -80,14 +81,15 @@ fn as_many_experts_as_fit_are_launched_together() {
         [(1, 1, vec![1]), (8, 1, vec![8]), (20, 1, vec![8, 8, 4]), (4, 3, vec![6, 6])]
     {
         let mut left = all(experts, tiles);
-        let taken: Vec<usize> =
-            std::iter::from_fn(|| (!left.is_empty()).then(|| Experts::take(&mut left, MOST).products.len()))
-                .collect();
+        let taken: Vec<usize> = std::iter::from_fn(|| {
+            (!left.is_empty()).then(|| Experts::take(&mut left, MOST_OF_ONE, MOST).products.len())
+        })
+        .collect();
         assert_eq!(taken, launches, "{experts} experts of {tiles} tiles");
     }
     // Of an expert with other tiles, nothing is taken with the rest.
     let mut left = all(3, 2);
     left[3].n = 4;
-    assert_eq!(Experts::take(&mut left, MOST).products.len(), 4);
+    assert_eq!(Experts::take(&mut left, MOST_OF_ONE, MOST).products.len(), 4);
     assert_eq!(left.iter().map(|product| product.expert).collect::<Vec<_>>(), [1, 1]);
 }

@@ -14,6 +14,9 @@ use std::ops::Range;
 /// The most tiles of a weight that one launch of a product takes.
 pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
 
+/// The most tiles of experts that one call takes. Those of one expert are at most [`TILES`].
+pub(crate) const EXPERT_TILES: usize = sys::DJINN_EXPERT_TILES as usize;
+
 /// The most copies of experts that one launch takes.
 pub(crate) const COPIES: usize = sys::DJINN_COPIES as usize;
 
@@ -340,12 +343,12 @@ impl Launch<'_> {
     }
 
     /// The addresses of weights, or of the `decoded` rows of the first.
-    fn weights(
+    fn weights<const N: usize>(
         self,
         tiles: impl Iterator<Item = args::Weight>,
         decoded: Option<Place>,
-    ) -> [*const c_void; TILES] {
-        let mut weights = [std::ptr::null(); TILES];
+    ) -> [*const c_void; N] {
+        let mut weights = [std::ptr::null(); N];
         for (weight, tile) in weights.iter_mut().zip(tiles) {
             *weight = decoded.unwrap_or_else(|| self.memory.resolve(tile.span)).input();
         }
@@ -433,14 +436,14 @@ impl Launch<'_> {
         let Experts { products, tiles } = experts;
         let args = &products[0];
         let weights = self.weights(products.iter().map(|product| product.weight), decoded);
-        let mut ids = [0; TILES];
+        let mut ids = [0; EXPERT_TILES];
         for (id, product) in ids.iter_mut().zip(products.iter().step_by(*tiles)) {
             *id = product.expert;
         }
         let (encoding, row_bytes) = how_it_lies(args.weight, args.n, decoded);
         let linear = sys::djinn_linear_args {
             x: self.memory.resolve(args.x).input(),
-            weights,
+            weights: [std::ptr::null(); TILES],
             bias: std::ptr::null(),
             out: self.memory.resolve(args.out).output(),
             rounded: std::ptr::null(),
@@ -465,6 +468,7 @@ impl Launch<'_> {
             starts: self.memory.resolve(args.starts).input(),
             workspace: workspace.map_or(std::ptr::null_mut(), Place::bytes),
             workspace_bytes: workspace.map_or(0, Place::len),
+            weights,
             ids,
             chosen: (products.len() / tiles) as u32,
             experts: (args.starts.len() / 4 - 1) as u32,

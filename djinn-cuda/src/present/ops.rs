@@ -3,8 +3,8 @@
 use crate::experts::Experts;
 use crate::present::device::{CudaDevice, Prepared};
 use crate::present::launch::{
-    COPIES, Launch, Rounding, TILES, can_add, can_gate, decoded_dtype, decodes_meanwhile, rows_read_directly,
-    takes_rounded, type_read, wants_rounded,
+    COPIES, EXPERT_TILES, Launch, Rounding, TILES, can_add, can_gate, decoded_dtype, decodes_meanwhile,
+    rows_read_directly, takes_rounded, type_read, wants_rounded,
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
@@ -421,7 +421,7 @@ impl Ops for CudaDevice {
                 left.remove(0);
                 continue;
             }
-            let together = Experts::take(&mut left, TILES);
+            let together = Experts::take(&mut left, TILES, EXPERT_TILES);
             let workspace =
                 wants_rounded(first.slots, first.k, first.weight, false).then(|| self.scratch.activations());
             if workspace.is_some() {
