@@ -170,6 +170,12 @@ template <typename Format> struct SegmentBox {
     }
 };
 
+/* Bytes of a row's blocks, without padding, and whether rows of `row_bytes` are what `Encoding::row_bytes` (djinn-srg) says. */
+template <typename Format> uint64_t blocks_bytes(unsigned k) { return uint64_t(k) / Format::COLUMNS * Format::BLOCK_BYTES; }
+template <typename Format> bool are_padded(unsigned k, unsigned row_bytes) {
+    return k % Format::COLUMNS == 0 && (blocks_bytes<Format>(k) + 15) / 16 * 16 == row_bytes;
+}
+
 /* A weight is scale (integer - LESS) + offset, or scale number + offset. An offset of -0 leaves the product as it is. */
 struct Line {
     float scale, offset;

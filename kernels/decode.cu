@@ -4,9 +4,9 @@
  * For the lossless encoding, out has the type that was encoded, and the same bits.
  * Reference: djinn-srg, src/encoding/block.rs, rounded once; djinn-lossless, `LosslessRow::decode`.
  *
- * Launch: blocks of 8 warps; a warp takes 2048 columns. For block formats, all rows are one run of columns; a warp copies
- * its bytes to shared memory, before the previous kernel is done, and decodes a part of 8 segments at once. For lossless
- * rows, a warp's columns are in one row, and it decodes 512 at once.
+ * Launch: blocks of 8 warps; a warp takes 2048 columns of a row. For block formats, all rows are one if they have no padding;
+ * a warp copies its bytes to shared memory, before the previous kernel is done, and decodes a part of 8 segments at once. Of
+ * lossless rows it decodes 512 columns at once.
  */
 #include "decode.cuh"
 
@@ -17,25 +17,31 @@ constexpr unsigned DECODE_WARPS = 8, DECODE_THREADS = 32 * DECODE_WARPS;
 /* Segments and columns that a warp takes. */
 constexpr unsigned WARP_SEGMENTS = 8, WARP_COLUMNS = WARP_SEGMENTS * SEGMENT_COLUMNS;
 
-/* Decodes columns of blocks; the rows lie one after the other. */
+/* What is decoded: rows of some columns, each in pieces of WARP_COLUMNS. */
+struct DecodedRows {
+    uint64_t columns, row_bytes;
+    uint32_t rows, pieces;
+};
+
 template <djinn_encoding E, typename T>
 __global__ void __launch_bounds__(DECODE_THREADS)
-    djinn_decode_blocks(const __grid_constant__ djinn_decode_args a, uint64_t columns) {
+    djinn_decode_blocks(const __grid_constant__ djinn_decode_args a, const __grid_constant__ DecodedRows of) {
     using Format = Blocks<E>;
     constexpr unsigned BYTES = WARP_SEGMENTS * Format::BYTES;
     static_assert(BYTES % 16 == 0);
     __shared__ alignas(16) char staged[DECODE_WARPS][BYTES];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane % 4;
-    const uint64_t piece = uint64_t(blockIdx.x) * DECODE_WARPS + warp, first = piece * WARP_COLUMNS;
+    const uint32_t index = blockIdx.x * DECODE_WARPS + warp, row = index / of.pieces, piece = index % of.pieces;
+    const uint64_t first = uint64_t(piece) * WARP_COLUMNS, at = uint64_t(piece) * BYTES;
     release_next();
-    if (first < columns) {
-        const uint64_t bytes = (columns - first) / Format::COLUMNS * Format::BLOCK_BYTES;
-        stage_bytes(staged[warp], static_cast<const char *>(a.encoded) + piece * BYTES,
+    if (row < of.rows) {
+        const uint64_t bytes = of.row_bytes - at;
+        stage_bytes(staged[warp], static_cast<const char *>(a.encoded) + row * of.row_bytes + at,
                     bytes < BYTES ? unsigned(bytes) : BYTES, lane, 32);
         __syncwarp();
     }
     await_previous();
-    if (first >= columns) {
+    if (row >= of.rows) {
         return;
     }
     const char *segment = staged[warp] + lane / 4 * Format::BYTES;
@@ -56,8 +62,8 @@ __global__ void __launch_bounds__(DECODE_THREADS)
 #pragma unroll
         for (unsigned step = 0; step < 4; ++step) {
             const uint64_t column = start + part * 64 + step * 16;
-            if (column < columns) {
-                *reinterpret_cast<uint2 *>(static_cast<T *>(a.out) + column + 4 * quad) = w[step];
+            if (column < of.columns) {
+                *reinterpret_cast<uint2 *>(static_cast<T *>(a.out) + row * of.columns + column + 4 * quad) = w[step];
             }
         }
     }
@@ -65,14 +71,16 @@ __global__ void __launch_bounds__(DECODE_THREADS)
 
 template <djinn_encoding E> int decode_blocks(const djinn_decode_args &a, void *stream) {
     using Format = Blocks<E>;
-    const uint64_t columns = uint64_t(a.rows) * a.k;
-    if (a.k % Format::COLUMNS != 0 || uint64_t(a.k) / Format::COLUMNS * Format::BLOCK_BYTES != a.row_bytes) {
+    if (!are_padded<Format>(a.k, a.row_bytes)) {
         return cudaErrorInvalidValue;
     }
-    const unsigned blocks = ceil_div(columns, DECODE_WARPS * WARP_COLUMNS);
+    const uint32_t joined = blocks_bytes<Format>(a.k) == a.row_bytes ? a.rows : 1;
+    const uint64_t columns = uint64_t(joined) * a.k;
+    const DecodedRows of{columns, uint64_t(joined) * a.row_bytes, a.rows / joined, ceil_div(columns, WARP_COLUMNS)};
+    const unsigned blocks = ceil_div(uint64_t(of.rows) * of.pieces, DECODE_WARPS);
     switch (a.dtype) {
-    case DJINN_F16: return launch(djinn_decode_blocks<E, f16>, blocks, DECODE_THREADS, 0, stream, a, columns);
-    case DJINN_BF16: return launch(djinn_decode_blocks<E, bf16>, blocks, DECODE_THREADS, 0, stream, a, columns);
+    case DJINN_F16: return launch(djinn_decode_blocks<E, f16>, blocks, DECODE_THREADS, 0, stream, a, of);
+    case DJINN_BF16: return launch(djinn_decode_blocks<E, bf16>, blocks, DECODE_THREADS, 0, stream, a, of);
     default: return cudaErrorInvalidValue;
     }
 }

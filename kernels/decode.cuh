@@ -10,25 +10,12 @@
 namespace djinn {
 
 /*
- * Copies bytes to shared memory, 16 or 2 at a time as alignment allows, by `threads` threads. Each sees the others' bytes
- * after their next barrier.
+ * Copies bytes to shared memory, by `threads` threads: 16 at a time, so addresses and `bytes` are multiples of 16. Each sees
+ * the others' bytes after their next barrier.
  */
 __device__ __forceinline__ void stage_bytes(char *to, const char *from, unsigned bytes, unsigned thread, unsigned threads) {
-    unsigned whole = 0;
-    if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-        whole = bytes / 16 * 16;
-        for (unsigned at = 16 * thread; at < whole; at += 16 * threads) {
-            copy_async(to + at, from + at, true);
-        }
-    }
-    if (reinterpret_cast<uintptr_t>(from) % 2 == 0) {
-        for (unsigned at = whole + 2 * thread; at + 1 < bytes; at += 2 * threads) {
-            *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
-        }
-        whole = bytes / 2 * 2;
-    }
-    for (unsigned at = whole + thread; at < bytes; at += threads) {
-        to[at] = from[at];
+    for (unsigned at = 16 * thread; at < bytes; at += 16 * threads) {
+        copy_async(to + at, from + at, true);
     }
     commit_copies();
     wait_copies<0>();

@@ -245,7 +245,7 @@ uint32_t djinn_linear_decodes(uint32_t rows, uint32_t k, uint32_t n, uint32_t ti
 
 /* out[r, :] = row r of an encoded weight, as plain elements, for a product that does not read it as it is. */
 typedef struct djinn_decode_args {
-    const void *encoded; /* [rows] rows of row_bytes, at a multiple of 2 bytes */
+    const void *encoded; /* [rows] rows of row_bytes, at a multiple of 16 bytes */
     void *out;           /* [rows, k] */
     uint32_t encoding;   /* djinn_encoding, not DJINN_PLAIN */
     uint32_t dtype;      /* DJINN_F16 or DJINN_BF16: the type that was encoded; blocks are rounded to it */

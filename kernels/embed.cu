@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS) djinn_embed_lossless(const __grid_con
 
 template <djinn_encoding E> int embed_blocks(const djinn_embed_args &a, void *stream) {
     using Format = Blocks<E>;
-    if (a.width % Format::COLUMNS != 0 || uint64_t(a.width) / Format::COLUMNS * Format::BLOCK_BYTES != a.row_bytes) {
+    if (!are_padded<Format>(a.width, a.row_bytes)) {
         return cudaErrorInvalidValue;
     }
     return launch(djinn_embed_blocks<E>, a.rows, THREADS, 0, stream, a);

@@ -30,6 +30,13 @@ fn blocks(format: BlockFormat, count: usize, seed: u32) -> Vec<u8> {
     blocks
 }
 
+/// Rows of `k` elements in these blocks, each padded with bytes of a NaN.
+fn padded(format: BlockFormat, blocks: &[u8], k: usize) -> Vec<u8> {
+    let row = format.blocks_bytes(k as u64).unwrap() as usize;
+    let pad = |row: &[u8]| [row, &vec![0xff; row.len().next_multiple_of(16) - row.len()]].concat();
+    blocks.chunks(row).flat_map(pad).collect()
+}
+
 /// The size of the difference, as a share of the size of `want`.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -147,6 +154,7 @@ fn rows_in_blocks_have_the_bits_of_decoded_ones() {
                 let mut decoded = vec![0.0; n * k];
                 format.decode(&stored, &mut decoded);
                 let x = noise(rows * k, 1);
+                let stored = padded(format, &stored, k);
                 let stored = Stored(Encoding::Blocks(format), DType::F32, &stored);
                 let got = rig.product(&x, stored, None, [k, n]);
                 let decoded = Stored(Encoding::Plain, DType::F32, bytemuck::cast_slice(&decoded));

@@ -118,10 +118,16 @@ impl<'a> Reader<'a> {
                 Elements { bytes: values.into(), dtype: weight.dtype }
             }
             Encoding::Blocks(format) => {
-                let blocks = self.0.bytes(weight.span);
-                let mut values =
-                    vec![0.0; blocks.len() / format.bytes() as usize * format.elements() as usize];
-                format.decode(blocks, &mut values);
+                let bytes = [
+                    weight.encoding.row_bytes(weight.dtype, columns.into()),
+                    format.blocks_bytes(columns.into()),
+                ];
+                let [row, blocks] = bytes.map(|bytes| bytes.expect("checked sizes") as usize);
+                let rows = self.0.bytes(weight.span).chunks_exact(row);
+                let mut values = vec![0.0; rows.len() * columns as usize];
+                for (row, values) in rows.zip(values.chunks_exact_mut(columns as usize)) {
+                    format.decode(&row[..blocks], values);
+                }
                 Elements { bytes: encode(&values, DType::F32).into(), dtype: DType::F32 }
             }
             _ => self.elements(weight.span, weight.dtype),

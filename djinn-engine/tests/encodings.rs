@@ -48,7 +48,7 @@ struct Blocks {
     matrices: HashMap<String, (u64, [RowEncodings; 2])>,
 }
 
-/// A row's blocks, which depend on the weight's name and the row alone.
+/// A row's blocks and its padding, which depend on the weight's name and the row alone.
 fn row(name: &str, row: u64, columns: u64, format: BlockFormat) -> Vec<u8> {
     let seed = name.bytes().fold(row + 1, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -56,11 +56,11 @@ fn row(name: &str, row: u64, columns: u64, format: BlockFormat) -> Vec<u8> {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as u32
     };
-    let mut bytes: Vec<u8> =
-        (0..columns / format.elements() * format.bytes()).map(|_| next() as u8).collect();
+    let mut bytes: Vec<u8> = (0..format.blocks_bytes(columns).unwrap()).map(|_| next() as u8).collect();
     for block in bytes.chunks_mut(format.bytes() as usize) {
         format.set_scales(block, || (1.0 + (next() % 0x400) as f32 / 256.0) * 1e-4);
     }
+    bytes.resize(bytes.len().next_multiple_of(16), 0);
     bytes
 }
 
@@ -77,7 +77,7 @@ impl WeightSource for Blocks {
             let blocks = row(name, index, *columns, format);
             if encodings.at(index) == Encoding::Plain {
                 let mut values = vec![0.0; *columns as usize];
-                format.decode(&blocks, &mut values);
+                format.decode(&blocks[..format.blocks_bytes(*columns).unwrap() as usize], &mut values);
                 bytes.extend(values.into_iter().flat_map(f32::to_le_bytes));
             } else {
                 bytes.extend(blocks);

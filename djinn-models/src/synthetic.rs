@@ -193,14 +193,18 @@ impl SyntheticSource {
             .get_or_init(|| BlockFormat::ALL.map(|format| RandomBlocks::new(format, self.deviation)).into());
         let mut rest = out;
         for row in rows {
-            let Encoding::Blocks(format) = formats.at(row) else { unreachable!("all rows are in blocks") };
+            let encoding = formats.at(row);
+            let Encoding::Blocks(format) = encoding else { unreachable!("all rows are in blocks") };
             let blocks = all.iter().find(|blocks| blocks.format() == format).expect("there is one of each");
             let count = weight.columns / format.elements();
             let bytes = (count * format.bytes()) as usize;
             let range = row * count..(row + 1) * count;
             if !weight.decoded {
-                let (out, tail) = std::mem::take(&mut rest).split_at_mut(bytes);
+                let padded = encoding.row_bytes(self.dtype, weight.columns).expect("the graph has it");
+                let (out, tail) = std::mem::take(&mut rest).split_at_mut(padded as usize);
+                let (out, padding) = out.split_at_mut(bytes);
                 blocks.fill(key, range, out);
+                padding.fill(0);
                 rest = tail;
                 continue;
             }

@@ -95,7 +95,7 @@ pub trait TensorFile: Send + Sync {
     /// has exactly their length. Equal types are copied; narrowing rounds to nearest even. Blocks are read as a whole.
     fn read(&self, name: &str, elements: Range<u64>, dtype: DType, out: &mut [u8]) -> Result<()>;
 
-    /// The stored bytes of a run of a tensor's elements, in whole blocks, or whole rows if they are lossless; `out`
-    /// has exactly their length.
+    /// The stored bytes of a run of a tensor's elements, in whole blocks without padding, or whole rows if they are
+    /// lossless; `out` has exactly their length.
     fn read_stored(&self, name: &str, elements: Range<u64>, out: &mut [u8]) -> Result<()>;
 }

@@ -402,9 +402,31 @@ impl CheckpointSource {
             let elements = start..start + elements;
             match form.encoding {
                 Encoding::Plain => self.read_decoded(part, form.dtype, elements, out)?,
+                Encoding::Blocks(format) => self.read_blocks(part, format, elements, out)?,
                 _ => self.file.read_stored(&part.tensor, elements, out)?,
             }
             rest = tail;
+        }
+        Ok(())
+    }
+
+    /// Reads rows of blocks, which lie one after the other in the file, to where they begin in memory.
+    fn read_blocks(
+        &self,
+        part: &Part,
+        format: BlockFormat,
+        elements: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let rows = ((elements.end - elements.start) / part.columns) as usize;
+        let blocks = format.blocks_bytes(part.columns).expect("the graph's builder has checked the encoding");
+        let (blocks, row) = (blocks as usize, out.len() / rows);
+        self.file.read_stored(&part.tensor, elements, &mut out[..rows * blocks])?;
+        if blocks < row {
+            for index in (0..rows).rev() {
+                out.copy_within(index * blocks..(index + 1) * blocks, index * row);
+                out[index * row + blocks..(index + 1) * row].fill(0);
+            }
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ pub enum Encoding {
     Plain,
     /// Rows of [`LosslessRow`]: bf16 or f16 in about 12 bits, without loss.
     Lossless,
-    /// Row-major blocks of neighbouring elements of a row, decoded to f32.
+    /// Row-major blocks of neighbouring elements of a row, decoded to f32. Rows are padded: [`Encoding::row_bytes`].
     Blocks(BlockFormat),
 }
 
@@ -80,22 +80,31 @@ impl Encoding {
         all
     };
 
-    /// The layout of `rows` rows of `columns` elements; `dtype` is their type if the encoding keeps it. `None` if a
-    /// row is not a whole number of blocks, or if the bytes overflow. For [`Lossless`](Self::Lossless), `None` if the
-    /// type does not have 16 bits or a row has too many columns.
-    pub const fn tile(self, dtype: DType, rows: u64, columns: u64) -> Option<TileLayout> {
-        let row = match self {
+    /// A row of blocks begins at a multiple of this many bytes from the first row, so that devices may copy 16 bytes at a
+    /// time.
+    pub const ROW_ALIGN: u64 = 16;
+
+    /// Bytes from the beginning of a row of `columns` elements to that of the next row; `dtype` is their type if the
+    /// encoding keeps it. A row of blocks is padded with zeros to a multiple of [`ROW_ALIGN`](Self::ROW_ALIGN); what is
+    /// computed from a row does not depend on the padding. `None` if a row is not a whole number of blocks, or if the bytes
+    /// overflow. For [`Lossless`](Self::Lossless), `None` if the type does not have 16 bits or a row has too many columns.
+    pub const fn row_bytes(self, dtype: DType, columns: u64) -> Option<u64> {
+        match self {
             Encoding::Plain => columns.checked_mul(dtype.bytes()),
             Encoding::Lossless => match lossless_row(dtype, columns) {
                 Some((_, row)) => Some(row.bytes() as u64),
                 None => None,
             },
-            Encoding::Blocks(format) if columns.is_multiple_of(format.elements()) => {
-                (columns / format.elements()).checked_mul(format.bytes())
-            }
-            Encoding::Blocks(_) => None,
-        };
-        let Some(row) = row else { return None };
+            Encoding::Blocks(format) => match format.blocks_bytes(columns) {
+                Some(bytes) => bytes.checked_next_multiple_of(Encoding::ROW_ALIGN),
+                None => None,
+            },
+        }
+    }
+
+    /// The layout of `rows` rows of `columns` elements, of [`row_bytes`](Self::row_bytes) each. `None` as there.
+    pub const fn tile(self, dtype: DType, rows: u64, columns: u64) -> Option<TileLayout> {
+        let Some(row) = self.row_bytes(dtype, columns) else { return None };
         let Some(bytes) = rows.checked_mul(row) else { return None };
         TileLayout::of([bytes, 0, 0, 0])
     }

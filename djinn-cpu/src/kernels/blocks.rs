@@ -11,7 +11,7 @@ mod k;
 mod tables;
 
 use super::simd::{Kernel, Simd};
-use djinn_device::BlockFormat;
+use djinn_device::{BlockFormat, DType, Encoding};
 use half::f16;
 
 /// Elements of a run: the formats' unit of packing.
@@ -93,9 +93,10 @@ pub(crate) mod formats {
     pub(crate) use super::tables::{IQ4_NL, IQ4_XS, MXFP4};
 }
 
-/// Decodes whole blocks.
+/// Decodes rows of `k` elements.
 pub(crate) struct DecodeBlocks<'a> {
     pub(crate) format: BlockFormat,
+    pub(crate) k: usize,
     pub(crate) blocks: &'a [u8],
     pub(crate) out: &'a mut [f32],
 }
@@ -103,8 +104,14 @@ pub(crate) struct DecodeBlocks<'a> {
 impl Kernel for DecodeBlocks<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        assert_eq!(self.blocks.len(), blocks_bytes(self.format, self.out.len()));
-        with_format!(self.format, F => decode::<S, F>(simd, self.blocks, self.out));
+        let DecodeBlocks { format, k, blocks, out } = self;
+        let row_bytes = row_bytes(format, k);
+        assert_eq!(blocks.len() * k, row_bytes * out.len(), "rows of {k} elements in {format:?}");
+        with_format!(format, F => {
+            for (row, out) in blocks.chunks_exact(row_bytes).zip(out.chunks_exact_mut(k)) {
+                decode::<S, F>(simd, row, out);
+            }
+        });
     }
 }
 
@@ -126,9 +133,10 @@ fn decode<S: Simd, F: BlockVectors>(simd: S, blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Bytes of a row of `k` elements in blocks.
-pub(crate) fn blocks_bytes(format: BlockFormat, k: usize) -> usize {
-    k / format.elements() as usize * format.bytes() as usize
+/// Bytes of a row of `k` elements, a whole number of blocks. The padding is shorter than a block.
+pub(crate) fn row_bytes(format: BlockFormat, k: usize) -> usize {
+    let bytes = Encoding::Blocks(format).row_bytes(DType::F32, k as u64);
+    bytes.expect("operations have checked sizes") as usize
 }
 
 impl Default for Scales {

@@ -76,7 +76,7 @@ impl Fast {
         self.quantise(isa, format, op.x, k, x);
         let x = &*x;
 
-        let weights = Weights { format, blocks, row_bytes: super::blocks::blocks_bytes(format, k) };
+        let weights = Weights { format, blocks, row_bytes: super::blocks::row_bytes(format, k) };
         assert_eq!(blocks.len(), n * weights.row_bytes, "{n} rows of {k} elements in {format:?}");
         let even = n.div_ceil(4 * self.pool.threads());
         let [least, most] =

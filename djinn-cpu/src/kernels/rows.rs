@@ -3,7 +3,7 @@
 mod kernels;
 
 use super::Fast;
-use super::blocks::{DecodeBlocks, blocks_bytes};
+use super::blocks::{DecodeBlocks, row_bytes};
 use super::buffer::Shared;
 use super::data::{
     Add, EditRows, Embed, Gelu, HeadNorm, KvWrite, LayerNorm, Part, RmsNorm, Rope, RopeTable, SelectRows,
@@ -51,8 +51,9 @@ impl Fast {
                         SixteenBit::F16 => self.widen_lossless::<f16>(table, row, out),
                     },
                     Matrix::Blocks(format, table) => {
-                        let bytes = blocks_bytes(format, width);
-                        self.isa.run(DecodeBlocks { format, blocks: &table[row * bytes..][..bytes], out });
+                        let bytes = row_bytes(format, width);
+                        let blocks = &table[row * bytes..][..bytes];
+                        self.isa.run(DecodeBlocks { format, k: width, blocks, out });
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Products with activations of 8 bits: every instruction set gives the same bits, and what is rounded is the activations
 //! alone.
 
-use super::{Rig, Stored, bits, blocks, error, noise};
+use super::{Rig, Stored, bits, error, noise, padded};
 use djinn_cpu::Math;
 use djinn_device::{BlockFormat, DType, Encoding};
 
@@ -14,6 +14,11 @@ const GROUP: usize = 256;
 fn formats() -> impl Iterator<Item = BlockFormat> {
     let is_float = |format| matches!(format, BlockFormat::FP8_G32 | BlockFormat::FP8_G128);
     BlockFormat::ALL.into_iter().filter(move |&format| !is_float(format))
+}
+
+/// `n` rows of `k` elements in blocks that look random.
+fn matrix(format: BlockFormat, [k, n]: [usize; 2]) -> Vec<u8> {
+    padded(format, &super::blocks(format, n * k / format.elements() as usize, 7), k)
 }
 
 fn stored(format: BlockFormat, blocks: &[u8]) -> Stored<'_> {
@@ -35,7 +40,7 @@ fn all_instruction_sets_give_the_same_bits_for_every_batch() {
         let elements = format.elements() as usize;
         for (rows, blocks_of_row, n) in [(1, 11, 5), (18, 3, 37)] {
             let (k, x) = (blocks_of_row * elements, noise(rows * blocks_of_row * elements, 1));
-            let (blocks, bias) = (blocks(format, n * blocks_of_row, 7), noise(n, 3));
+            let (blocks, bias) = (matrix(format, [k, n]), noise(n, 3));
             let product = |rig: &Rig, x| bits(&rig.product(x, stored(format, &blocks), Some(&bias), [k, n]));
             let want = product(portable, &x);
             for ((set, alone), (_, many)) in alone.iter().zip(&many) {
@@ -52,7 +57,7 @@ fn only_activations_are_rounded() {
     let rigs = both();
     for format in formats() {
         let (rows, n, k) = (2, 19, 3 * format.elements() as usize);
-        let (blocks, bias) = (blocks(format, n * 3, 7), noise(n, 3));
+        let (blocks, bias) = (matrix(format, [k, n]), noise(n, 3));
         let products = |x: &[f32]| {
             rigs.each_ref().map(|rig| rig.product(x, stored(format, &blocks), Some(&bias), [k, n]))
         };
@@ -79,7 +84,7 @@ fn products_are_those_of_ggml() {
         let format = formats().find(|format| format!("{format:?}") == name).unwrap();
         let want: Vec<f32> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
         let (k, n) = (2 * GROUP, 4);
-        let blocks = blocks(format, n * k / format.elements() as usize, 7);
+        let blocks = matrix(format, [k, n]);
         let mut x = noise(k, 1);
         x.extend_from_within(..);
         x[k..].iter_mut().for_each(|x| *x /= 512.0);
@@ -95,7 +100,7 @@ fn products_are_those_of_ggml() {
 #[test]
 fn scales_beyond_f16_are_kept_in_f32() {
     let (format, k, n) = (BlockFormat::Q4_1, GROUP, 3);
-    let (blocks, bias) = (blocks(format, n * k / RUN, 7), noise(n, 3));
+    let (blocks, bias) = (matrix(format, [k, n]), noise(n, 3));
     let large: Vec<f32> = noise(k, 1).iter().map(|x| x * 1e9).collect();
     let [int8, float] = both().map(|rig| rig.product(&large, stored(format, &blocks), Some(&bias), [k, n]));
     assert!(error(&int8, &float) < 1.2e-2, "{int8:?} instead of {float:?}");
@@ -104,7 +109,7 @@ fn scales_beyond_f16_are_kept_in_f32() {
 #[test]
 fn what_is_not_finite_stays_in_its_row() {
     let (format, k, n) = (BlockFormat::Q4_1, GROUP, 9);
-    let (blocks, bias) = (blocks(format, n * k / RUN, 7), noise(n, 3));
+    let (blocks, bias) = (matrix(format, [k, n]), noise(n, 3));
     for set in Math::Int8.instruction_sets() {
         let rig = Rig::new(Math::Int8, Some(set), 1);
         let product = |x: &[f32]| rig.product(x, stored(format, &blocks), Some(&bias), [k, n]);

@@ -120,13 +120,21 @@ fn blocks_are_mixed_as_llama_cpp_does_and_stand_for_the_same_deviation() {
     let deviation = (values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32).sqrt();
     let expected = 1.25 / 16.0;
     assert!((deviation / expected - 1.0).abs() < 0.1, "{deviation} instead of {expected}");
-    // The same blocks, decoded.
-    let (_, value) = stored.graph.weights().find(|(_, value)| value.name == weight).unwrap();
-    let mut blocks = vec![0; value.stored_bytes(1..2) as usize];
-    stored.source.read_rows(weight, 1..2, &mut blocks).unwrap();
-    let mut row = [0.0; 256];
-    BlockFormat::Q4_K.decode(&blocks, &mut row);
-    assert_eq!(row.map(|x| bf16::from_f32(x).to_f32()), values[256..512]);
+    // The same blocks, decoded. Rows of Q6_K are padded.
+    for (weight, format, row_bytes) in
+        [(weight, BlockFormat::Q4_K, 144), ("unembed.weight", BlockFormat::Q6_K, 224)]
+    {
+        let values = numbers(&decoded, weight);
+        let mut blocks = vec![0xaa; 2 * row_bytes];
+        stored.source.read_rows(weight, 1..3, &mut blocks).unwrap();
+        for (blocks, values) in blocks.chunks(row_bytes).zip(values[256..].chunks(256)) {
+            let (blocks, padding) = blocks.split_at(format.bytes() as usize);
+            let mut row = [0.0; 256];
+            format.decode(blocks, &mut row);
+            assert_eq!(row.map(|x| bf16::from_f32(x).to_f64()), values);
+            assert!(padding.iter().all(|&byte| byte == 0));
+        }
+    }
 }
 
 proptest! {

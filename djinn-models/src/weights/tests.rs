@@ -271,12 +271,16 @@ fn blocks_stay_as_stored_where_whole_rows_move() {
     }
 
     let source = CheckpointSource::new(Box::new(file), map);
-    let mut out = vec![0; 4 * 36 + 128];
+    // Two blocks of 18 bytes, and padding.
+    const ROW: usize = 48;
+    let mut out = vec![0xaa; 4 * ROW + 128];
     source.read_rows("w", 2..7, &mut out).unwrap();
-    let firsts: Vec<u8> = out[..4 * 36].chunks(18).map(|block| block[0]).collect();
+    let rows: Vec<&[u8]> = out[..4 * ROW].chunks(ROW).collect();
     // Rows 1 and 3 of the pairs, then both of the second slab.
-    assert_eq!(firsts, [12, 13, 16, 17, 34, 35, 36, 37]);
-    assert_eq!(out[4 * 36..], encode(&[2.0; 64], DType::BF16));
+    for (row, [first, second]) in rows.into_iter().zip([[12, 13], [16, 17], [34, 35], [36, 37]]) {
+        assert_eq!(row, [vec![first; 18], vec![second; 18], vec![0; 12]].concat());
+    }
+    assert_eq!(out[4 * ROW..], encode(&[2.0; 64], DType::BF16));
     assert!(source.read_rows("w", 2..7, &mut vec![0; 5 * 128]).is_err());
 }
 

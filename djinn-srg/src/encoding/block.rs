@@ -120,6 +120,16 @@ impl BlockFormat {
         self.row().1
     }
 
+    /// Bytes of the blocks of `columns` elements, without padding. `None` if these are no whole number of blocks, or if the
+    /// bytes overflow.
+    pub const fn blocks_bytes(self, columns: u64) -> Option<u64> {
+        if columns.is_multiple_of(self.elements()) {
+            (columns / self.elements()).checked_mul(self.bytes())
+        } else {
+            None
+        }
+    }
+
     /// The name; GGML's formats in its spelling.
     pub const fn name(self) -> &'static str {
         self.row().2

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 #[test]
-fn blocks_take_the_bytes_of_whole_blocks() {
+fn rows_take_the_bytes_of_whole_blocks_and_padding() {
     let bytes = |encoding: Encoding, rows, columns| Some(encoding.tile(DType::BF16, rows, columns)?.bytes);
     assert_eq!(bytes(Encoding::Plain, 3, 5), Some(30));
     assert_eq!(bytes(Encoding::Lossless, 3, 4096), Some(3 * 6272));
@@ -13,9 +13,11 @@ fn blocks_take_the_bytes_of_whole_blocks() {
     assert_eq!(Encoding::Lossless.tile(DType::F32, 1, 4096), None);
     for format in BlockFormat::ALL {
         let (blocks, elements) = (Encoding::Blocks(format), format.elements());
-        assert_eq!(bytes(blocks, 7, 3 * elements), Some(21 * format.bytes()));
+        assert_eq!(bytes(blocks, 7, 16 * elements), Some(7 * 16 * format.bytes()));
+        assert_eq!(bytes(blocks, 7, 3 * elements), Some(7 * (3 * format.bytes()).next_multiple_of(16)));
         assert_eq!(bytes(blocks, 7, 3 * elements - 1), None, "{format:?} divides its rows");
         assert_eq!(bytes(blocks, u64::MAX / 2, elements * 5), None, "{format:?} overflows");
+        assert_eq!(format.blocks_bytes(3 * elements), Some(3 * format.bytes()));
         assert!(BlockFormat::MOST_ELEMENTS.is_multiple_of(elements));
         let mut block = vec![0xff; format.bytes() as usize];
         let mut decoded = vec![f32::NAN; elements as usize];
@@ -23,6 +25,10 @@ fn blocks_take_the_bytes_of_whole_blocks() {
         format.decode(&block, &mut decoded);
         assert!(decoded.iter().all(|x| x.is_finite() && *x != 0.0), "{format:?} has scales that are not set");
     }
+    // Rows of Qwen3-30B-A3B, whose blocks are no multiple of 16 bytes, and of Llama-3.1-8B.
+    let row = |format, columns| Encoding::Blocks(format).row_bytes(DType::F32, columns);
+    assert_eq!([768, 4096].map(|columns| row(BlockFormat::Q6_K, columns)), [Some(640), Some(3360)]);
+    assert_eq!(row(BlockFormat::Q4_K, 768), Some(432));
 }
 
 #[test]
@@ -37,6 +43,32 @@ fn planes_start_aligned_and_end_with_the_tile() {
 }
 
 proptest! {
+    #[test]
+    fn rows_lie_one_after_the_other(
+        encoding in prop::sample::select(&Encoding::ENCODED[..]),
+        blocks in 1u64..200,
+        counts in prop::collection::vec(0u64..50, 1..5),
+    ) {
+        let columns = match encoding {
+            Encoding::Blocks(format) => blocks * format.elements(),
+            _ => blocks,
+        };
+        let row = encoding.row_bytes(DType::BF16, columns).unwrap();
+        prop_assert!(row.is_multiple_of(16));
+        if let Encoding::Blocks(format) = encoding {
+            let padding = row - format.blocks_bytes(columns).unwrap();
+            prop_assert!(padding < 16, "{} bytes of padding", padding);
+        }
+        let (mut encodings, mut first) = (RowEncodings::default(), 0);
+        counts.iter().for_each(|&count| encodings.push(count, encoding));
+        for count in counts {
+            let bytes = encodings.bytes(DType::BF16, columns, first..first + count);
+            prop_assert_eq!(bytes, Some(count * row));
+            prop_assert_eq!(encoding.tile(DType::BF16, count, columns).unwrap().bytes, count * row);
+            first += count;
+        }
+    }
+
     #[test]
     fn runs_cover_any_rows_in_order(lens in prop::collection::vec((0u64..5, 0usize..4), 0..6), a in 0u64..25, b in 0u64..25) {
         let kinds = [Encoding::Plain, Encoding::Lossless, Encoding::Blocks(BlockFormat::Q4_0), Encoding::Blocks(BlockFormat::Q6_K)];

@@ -107,13 +107,12 @@ impl Unpack<'_> {
     fn unpack<I: Integers, F: BlockBytes>(self, integers: I) {
         let Unpack { weights, columns, group, runs, tables } = self;
         let simd = integers.simd();
-        let blocks = F::blocks(weights.blocks);
-        let row_blocks = weights.row_bytes / size_of::<F::Block>();
         assert!(runs <= GROUP_RUNS && !columns.is_empty());
         let mut rows = [std::ptr::null(); MAX_LANES];
         for (r, pairs) in tables.pairs[..I::S::LANES].iter_mut().enumerate() {
             let row = (columns.start + r).min(columns.end - 1);
-            let blocks = &blocks[row * row_blocks + group * GROUP_RUNS / F::RUNS..][..runs / F::RUNS];
+            let blocks = F::blocks(&weights.blocks[row * weights.row_bytes..][..weights.row_bytes]);
+            let blocks = &blocks[group * GROUP_RUNS / F::RUNS..][..runs / F::RUNS];
             if !F::BEGINS_WITH_SCALES {
                 F::scales(simd, blocks, pairs);
             }

@@ -2,7 +2,7 @@
 
 use super::tile::WEIGHT_ROWS;
 use crate::kernels::blocks::{
-    self, BlockVectors, DecodeBlocks, GROUP_RUNS, RUN, Scales, blocks_bytes, with_format,
+    self, BlockVectors, DecodeBlocks, GROUP_RUNS, RUN, Scales, row_bytes, with_format,
 };
 use crate::kernels::element::Element;
 use crate::kernels::lossless::Lossless;
@@ -72,7 +72,7 @@ pub(super) struct Decoded<'w> {
 impl<'w> Decoded<'w> {
     /// Rows of `k` elements, a whole number of blocks.
     pub(super) fn new(isa: Isa, format: BlockFormat, blocks: &'w [u8], k: usize) -> Self {
-        Decoded { isa, format, blocks, row_bytes: blocks_bytes(format, k) }
+        Decoded { isa, format, blocks, row_bytes: row_bytes(format, k) }
     }
 }
 
@@ -84,7 +84,7 @@ impl RowSource for Decoded<'_> {
     fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [f32] {
         let out = &mut scratch[..(rows.end - rows.start) * k];
         let blocks = &self.blocks[rows.start * self.row_bytes..rows.end * self.row_bytes];
-        self.isa.run(DecodeBlocks { format: self.format, blocks, out });
+        self.isa.run(DecodeBlocks { format: self.format, k, blocks, out });
         out
     }
 
@@ -104,7 +104,7 @@ impl RowSource for Decoded<'_> {
         x: &[f32],
     ) -> Option<[f32; WEIGHT_ROWS]> {
         let blocks = &self.blocks[first * self.row_bytes..(first + COLUMNS) * self.row_bytes];
-        Some(with_format!(self.format, F => dot::<S, F, COLUMNS>(simd, blocks, x)))
+        Some(with_format!(self.format, F => dot::<S, F, COLUMNS>(simd, blocks, self.row_bytes, x)))
     }
 }
 
@@ -154,19 +154,22 @@ impl<E: Element> RowSource for Packed<'_, E> {
 fn dot<S: Simd, F: BlockVectors, const COLUMNS: usize>(
     simd: S,
     blocks: &[u8],
+    row_bytes: usize,
     x: &[f32],
 ) -> [f32; WEIGHT_ROWS] {
     let (x, _) = x.as_chunks::<RUN>();
-    let row_blocks = x.len() / F::RUNS;
-    let blocks = F::blocks(blocks);
-    assert!(blocks.len() == COLUMNS * row_blocks && x.len() == row_blocks * F::RUNS);
+    let mut of = [F::blocks(&[]); COLUMNS];
+    for c in 0..COLUMNS {
+        of[c] = F::blocks(&blocks[c * row_bytes..][..row_bytes]);
+        assert_eq!(of[c].len() * F::RUNS, x.len());
+    }
     let mut sums = [simd.splat(0.0); WEIGHT_ROWS];
     let mut scales = [Scales::default(); COLUMNS];
     for first in (0..x.len()).step_by(GROUP_RUNS) {
         let x = &x[first..x.len().min(first + GROUP_RUNS)];
-        let mut rows = [&blocks[..0]; COLUMNS];
+        let mut rows = of;
         for c in 0..COLUMNS {
-            rows[c] = &blocks[c * row_blocks + first / F::RUNS..][..x.len() / F::RUNS];
+            rows[c] = &of[c][first / F::RUNS..][..x.len() / F::RUNS];
             F::scales(simd, rows[c], &mut scales[c]);
         }
         for (run, x) in x.iter().enumerate() {
