@@ -3,7 +3,7 @@
 use super::Stored;
 use super::linear::{is_large, read_by};
 use super::rig::{PARTS, Rig, rows, same_bits};
-use super::routing::{AtOnce, ROUTINGS, group};
+use super::routing::{AtOnce, MANY, ROUTINGS, group};
 use crate::args::{Add, Embed, ExpertLinear, Linear, SiluMul, Weight};
 use crate::reference::encode;
 use crate::{BlockFormat, DType, Encoding, Ops, Space, Span};
@@ -412,6 +412,8 @@ pub(super) fn experts_are_computed_at_once<D: Ops>(rig: &mut Rig<D>) {
             check(routing, slots_per_row, blocks * unit, tiles, mixed);
         }
         if large {
+            check(MANY[e % 2], 1, 512, &[17], false);
+            check(MANY[0], 1, 256, &[9, 5], false);
             check(ROUTINGS[7], 2, 512, &[1707], false);
             check(ROUTINGS[6], 2, 4096, &[200, 37], false);
         }

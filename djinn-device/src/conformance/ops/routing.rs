@@ -9,7 +9,7 @@ use crate::{DType, Ops, Span};
 
 pub(super) use copies::{copies_experts_in_use, copies_many_experts_at_once, copies_wherever_bytes_begin};
 pub(super) use experts::{
-    AtOnce, ROUTINGS, experts_are_computed_at_once, experts_divide_large_weights,
+    AtOnce, MANY, ROUTINGS, experts_are_computed_at_once, experts_divide_large_weights,
     experts_match_the_reference, mixes_experts,
 };
 

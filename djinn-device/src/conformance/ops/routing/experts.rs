@@ -276,6 +276,30 @@ pub(in super::super) const ROUTINGS: [(&[usize], &[usize]); 10] = [
 ];
 const TWENTY: [usize; 20] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
 
+/// 140 experts, most of them without slots, and with some slots each.
+pub(in super::super) const MANY: [(&[usize], &[usize]); 2] = {
+    const FEW: [usize; 140] = each(9, 1);
+    const SOME: [usize; 140] = each(3, 4);
+    const ALL: [usize; 140] = each(1, 0);
+    [(&FEW, &ALL), (&SOME, &ALL)]
+};
+
+/// `slots` for one of `apart` experts; the experts' numbers if there are none.
+const fn each(apart: usize, slots: usize) -> [usize; 140] {
+    let (mut counts, mut expert) = ([0; 140], 0);
+    while expert < 140 {
+        counts[expert] = if slots == 0 {
+            expert
+        } else if expert % apart == apart - 1 {
+            slots
+        } else {
+            0
+        };
+        expert += 1;
+    }
+    counts
+}
+
 pub(in super::super) fn experts_are_computed_at_once<D: Ops>(rig: &mut Rig<D>) {
     let large = is_large(rig);
     // `k` and the rows of tiles.
@@ -296,6 +320,9 @@ pub(in super::super) fn experts_are_computed_at_once<D: Ops>(rig: &mut Rig<D>) {
                 check(routing, slots_per_row, size, (i, j) == (4, 0) || (i, j) == (8, 2));
             }
         }
+        check(MANY[0], 1, (64, &[37]), false);
+        check(MANY[0], 1, (128, &[9, 5]), false);
+        check(MANY[1], 2, (64, &[9]), false);
         // Tiles that devices divide between their parts, and long rows.
         check(ROUTINGS[3], 2, (64, &[1707, 200]), false);
         check(ROUTINGS[4], 2, (4096, &[37]), false);
