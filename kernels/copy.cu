@@ -67,14 +67,28 @@ extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS) djinn_copy_u8(
     djinn::release_next();
 }
 
-extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS)
-    djinn_copy_experts_u8(const __grid_constant__ djinn_copy_experts_args a) {
+namespace djinn {
+
+/* Up to MOST of the arguments' copies. A captured launch takes several times as many bytes of the card as its arguments have. */
+template <unsigned MOST> struct ExpertCopies {
+    const uint32_t *starts;
+    uint32_t count;
+    djinn_expert_copy copies[MOST];
+};
+
+} // namespace djinn
+
+template <unsigned MOST>
+__global__ void __launch_bounds__(djinn::COPY_THREADS)
+    djinn_copy_experts_u8(const __grid_constant__ djinn::ExpertCopies<MOST> a) {
     using namespace djinn;
-    static_assert(DJINN_COPIES % 32 == 0 && DJINN_COPIES <= COPY_THREADS);
-    __shared__ uint32_t used[DJINN_COPIES / 32];
-    if (threadIdx.x < DJINN_COPIES) {
-        const djinn_expert_copy &mine = a.copies[threadIdx.x];
-        const bool is_one = threadIdx.x < a.count, is_used = is_one && a.starts[mine.expert + 1] > a.starts[mine.expert];
+    constexpr unsigned WORDS = (MOST + 31) / 32;
+    static_assert(32 * WORDS <= COPY_THREADS);
+    __shared__ uint32_t used[WORDS];
+    if (threadIdx.x < 32 * WORDS) {
+        const bool is_one = threadIdx.x < a.count;
+        const djinn_expert_copy &mine = a.copies[is_one ? threadIdx.x : 0];
+        const bool is_used = is_one && a.starts[mine.expert + 1] > a.starts[mine.expert];
         const uint32_t together = __ballot_sync(~0u, is_used);
         if (threadIdx.x % 32 == 0) {
             used[threadIdx.x / 32] = together;
@@ -85,14 +99,33 @@ extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS)
     }
     __syncthreads();
     unsigned turn = blockIdx.x;
-    for (unsigned first = 0; first < DJINN_COPIES; first += 32) {
-        for (uint32_t left = used[first / 32]; left != 0; left &= left - 1) {
-            const djinn_expert_copy &copy = a.copies[first + __ffs(left) - 1];
+    for (unsigned word = 0; word < WORDS; ++word) {
+        for (uint32_t left = used[word]; left != 0; left &= left - 1) {
+            const djinn_expert_copy &copy = a.copies[32 * word + __ffs(left) - 1];
             copy_bytes(copy.src, copy.dst, copy.bytes, turn);
             turn = (turn + gridDim.x - unsigned(copy_steps(copy.bytes) % gridDim.x)) % gridDim.x;
         }
     }
 }
+
+namespace djinn {
+
+template <unsigned MOST> int copy_experts(const djinn_copy_experts_args &args, void *stream) {
+    ExpertCopies<MOST> some{args.starts, args.count, {}};
+    uint64_t steps = 0;
+    for (unsigned i = 0; i < args.count; ++i) {
+        some.copies[i] = args.copies[i];
+        steps += copy_steps(args.copies[i].bytes);
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(copy_blocks(steps));
+    config.blockDim = dim3(COPY_THREADS);
+    config.stream = static_cast<cudaStream_t>(stream);
+    void (*const kernel)(ExpertCopies<MOST>) = djinn_copy_experts_u8<MOST>;
+    return cudaLaunchKernelEx(&config, kernel, some);
+}
+
+} // namespace djinn
 
 extern "C" int djinn_copy(const djinn_copy_args *args, void *stream) {
     using namespace djinn;
@@ -101,16 +134,9 @@ extern "C" int djinn_copy(const djinn_copy_args *args, void *stream) {
 
 extern "C" int djinn_copy_experts(const djinn_copy_experts_args *args, void *stream) {
     using namespace djinn;
-    if (args->count == 0 || args->count > DJINN_COPIES) {
-        return cudaErrorInvalidValue;
-    }
-    uint64_t steps = 0;
-    for (unsigned i = 0; i < args->count; ++i) {
-        steps += copy_steps(args->copies[i].bytes);
-    }
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(copy_blocks(steps));
-    config.blockDim = dim3(COPY_THREADS);
-    config.stream = static_cast<cudaStream_t>(stream);
-    return cudaLaunchKernelEx(&config, djinn_copy_experts_u8, djinn_copy_experts_args(*args));
+    return args->count == 0              ? int(cudaErrorInvalidValue)
+           : args->count <= 2            ? copy_experts<2>(*args, stream)
+           : args->count <= 24           ? copy_experts<24>(*args, stream)
+           : args->count <= DJINN_COPIES ? copy_experts<DJINN_COPIES>(*args, stream)
+                                         : int(cudaErrorInvalidValue);
 }

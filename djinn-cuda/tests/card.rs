@@ -74,7 +74,7 @@ fn captures_with_too_many_kernels_are_refused() {
         let capture = || {
             device.capture::<DeviceError>(&[stream], || {
                 let copy = |_| device.copy_promptly(stream, buffer.slice(0, 256), buffer.slice(256, 256));
-                (0..4000).try_for_each(copy)
+                (0..3000).try_for_each(copy)
             })
         };
         let first = capture().unwrap();

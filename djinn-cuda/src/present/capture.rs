@@ -7,7 +7,7 @@ use djinn_device::{Capture, Event, Handles, Stream};
 use std::cell::{Cell, RefCell};
 
 /// Bytes of the card that all captures of a device may take.
-pub(crate) const CAPTURE_BYTES: u64 = 24 << 20;
+pub(crate) const CAPTURE_BYTES: u64 = 16 << 20;
 
 /// What the driver takes for a kernel, about, by its arguments: 2.3 KB if they are few, 8.9 KB if they have 2.6 KB. It takes
 /// nothing for events and copies.

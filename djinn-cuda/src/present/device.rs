@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Room for what is loaded late: code of cuBLASLt for shapes that the warm-up did not use, what the driver takes for streams,
 /// and captures, up to [`CAPTURE_BYTES`].
-const LATE_BYTES: u64 = (8 << 20) + CAPTURE_BYTES;
+const LATE_BYTES: u64 = (16 << 20) + CAPTURE_BYTES;
 
 /// The driver's code for it (`CUDA_ERROR_OUT_OF_MEMORY`).
 const OUT_OF_MEMORY: i32 = 2;
