@@ -7,7 +7,8 @@ Needs torch (for the link's rate) beside the driver. Weights are synthetic; prom
 
     mixtral    Mixtral 8x7B (93 GB) at 40 GiB and all resident: same tokens; bytes streamed for each token against what
                2 of 8 experts make, in the same run
-    qwen3-moe  Qwen3-30B-A3B (61 GB) at 24 GiB, as above with 8 of 128 experts. Its 48 layers use the weights of 8
+    qwen3-moe  Qwen3-30B-A3B (61 GB) at 24 GiB, as above with 8 of 128 experts, also in chunks of half and of twice the
+               size; and in Q4_K_M (19 GB) at 8 GiB. Its 48 layers use the weights of 8
     llama      Llama-2-70B (138 GB) at 80 GiB
     falcon     Falcon-180B (357 GB) at 120 GiB. Its 80 layers use the weights of 8 in turn, because what streams would
                not fit in the host's memory otherwise; on the device each layer has its own bytes, and every pass
@@ -68,7 +69,12 @@ def mixtral(djinn):
 
 
 def qwen3_moe(djinn):
-    return experts(djinn, "synthetic:qwen3-30b-a3b?distinct=8", "24GiB", 8, 128)
+    model, vram = "synthetic:qwen3-30b-a3b?distinct=8", "24GiB"
+    found = experts(djinn, model, vram, 8, 128)
+    found += [sample(djinn, model, 1, 33, "--vram", vram, "--chunk", chunk) for chunk in ("64MiB", "256MiB")]
+    if any(result["samples"][0]["tokens"] != found[0]["samples"][0]["tokens"] for result in found):
+        raise RuntimeError("chunks changed the tokens")
+    return found + [sample(djinn, model + "&encoding=q4_k_m", 1, 33, "--vram", "8GiB")]
 
 
 def llama(djinn):
