@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(djinn::COPY_THREADS) djinn_copy_u8(
 
 namespace djinn {
 
-/* Up to MOST of the arguments' copies. A captured launch takes several times as many bytes of the card as its arguments have. */
+/* Up to MOST of the arguments' copies. A captured launch takes several times the bytes of its arguments from the card. */
 template <unsigned MOST> struct ExpertCopies {
     const uint32_t *starts;
     uint32_t count;

@@ -64,8 +64,8 @@ pub struct PlacedTile {
     pub offsets: Vec<u64>,
 }
 
-/// Packs tiles, in order, into chunks of at most `cap(condition)` bytes. A larger tile is a chunk of its own. A chunk's tiles belong to
-/// one decoder block, so that equal blocks have equal chunks, and to experts of one router or to none.
+/// Packs tiles, in order, into chunks of at most `cap(condition)` bytes. A larger tile is a chunk of its own. A chunk's
+/// tiles belong to one decoder block, so that equal blocks have equal chunks, and to experts of one router or to none.
 pub(crate) fn pack(
     graph: &Graph,
     tiles: Vec<Tile>,

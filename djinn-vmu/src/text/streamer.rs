@@ -64,8 +64,8 @@ impl Marks {
 /// order. Each is enqueued once the last use of its blocker is *recorded*; the device then waits until that use is
 /// *done*. So the host never blocks, and every wait refers to a recorded event.
 ///
-/// A chunk of experts is copied by an operation of which the device executes only what its router chose. It is enqueued once
-/// that choice is, in the pass that uses it; prefetch stops before it until then.
+/// A chunk of experts is copied by an operation that moves only what its router chose. It is enqueued once that choice is, in
+/// the pass that uses it; prefetch stops before it until then.
 #[derive(Debug)]
 pub struct Streamer {
     stream: Stream,
