@@ -75,7 +75,7 @@ impl Expected {
     fn streamed_bytes(&self, pass: usize, plan: &MemoryPlan) -> u64 {
         let chunks = plan.placement.streamed().map(|id| &plan.placement.chunks[id.0 as usize]);
         let sections = chunks.flat_map(|chunk| &chunk.sections);
-        sections.filter(|section| self.uses(pass, section)).map(Section::len).sum()
+        sections.filter(|section| self.uses(pass, section)).map(|section| section.bytes).sum()
     }
 
     /// Compares the bits of every pass's logits.

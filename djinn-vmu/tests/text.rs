@@ -302,7 +302,7 @@ fn experts_move_when_they_are_chosen_and_are_checked_then() {
             let chunks = plan.placement.streamed().map(|c| &plan.placement.chunks[c.0 as usize]);
             let sections = chunks.flat_map(|c| &c.sections);
             let of = |s: &&djinn_vmu::Section| s.condition.is_none_or(|c| used[c.expert as usize]);
-            sections.filter(of).map(|section| section.len()).sum()
+            sections.filter(of).map(|section| section.bytes).sum()
         };
         let expected: Vec<u64> = chosen.iter().map(streamed).collect();
         let sim = |seed, drop_wait_at| {

@@ -170,15 +170,15 @@ proptest! {
             // Sections are neighbours, and differ from one another in when they are used; each tile lies in one.
             let mut end = 0;
             for section in &c.sections {
-                prop_assert!(section.bytes.start == end && section.len() > 0, "{c:?} after {end}");
-                end = section.bytes.end;
+                prop_assert!(section.offset == end && section.bytes > 0, "{c:?} after {end}");
+                end += section.bytes;
             }
             prop_assert_eq!(end, c.bytes);
             prop_assert!(c.sections.windows(2).all(|pair| pair[0].condition != pair[1].condition));
             for placed in own {
                 let first = placed.offsets[0];
                 let last = placed.offsets.last().unwrap() + placed.tile.parts.last().unwrap().bytes;
-                let within = |s: &&Section| s.bytes.start <= first && last <= s.bytes.end;
+                let within = |s: &&Section| s.offset <= first && last <= s.offset + s.bytes;
                 let section = c.sections.iter().find(within).expect("a section has it");
                 prop_assert_eq!(section.condition, placed.tile.condition);
             }

@@ -25,17 +25,12 @@ pub struct Chunk {
 /// Bytes of a chunk that a pass uses all, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Offsets in the chunk.
-    pub bytes: Range<u64>,
+    /// Offset of the first in the chunk.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
     /// When a pass uses them. `None`: in every pass.
     pub condition: Option<Condition>,
-}
-
-impl Section {
-    /// How many bytes.
-    pub fn len(&self) -> u64 {
-        self.bytes.end - self.bytes.start
-    }
 }
 
 impl Chunk {
@@ -49,7 +44,7 @@ impl Chunk {
     pub(crate) fn expected_bytes(&self, rows: u64) -> f64 {
         let share =
             |section: &Section| section.condition.map_or(1.0, |condition| condition.probability(rows));
-        self.sections.iter().map(|section| section.len() as f64 * share(section)).sum()
+        self.sections.iter().map(|section| section.bytes as f64 * share(section)).sum()
     }
 }
 
@@ -81,7 +76,7 @@ pub(crate) fn pack(
         let fits =
             |c: &Chunk| c.bytes + padded <= cap(condition) && c.router() == router && last_layer == layer;
         if !chunks.last().is_some_and(fits) {
-            let sections = vec![Section { bytes: 0..0, condition }];
+            let sections = vec![Section { offset: 0, bytes: 0, condition }];
             chunks.push(Chunk { tiles: index..index, bytes: 0, sections });
         }
         last_layer = layer;
@@ -95,8 +90,8 @@ pub(crate) fn pack(
         }
         last.tiles.end = index + 1;
         match last.sections.last_mut() {
-            Some(section) if section.condition == condition => section.bytes.end = last.bytes,
-            _ => last.sections.push(Section { bytes: first..last.bytes, condition }),
+            Some(section) if section.condition == condition => section.bytes = last.bytes - section.offset,
+            _ => last.sections.push(Section { offset: first, bytes: last.bytes - first, condition }),
         }
         placed.push(PlacedTile { tile, chunk, offsets });
     }

@@ -278,8 +278,8 @@ impl<'a, D: Device> Loader<'a, D> {
         let read = device.write_host(span, |bytes| {
             read_all(graph, *source, pieces(graph, tiles, bytes), meter)?;
             let checked = if *check { &chunk.sections[..] } else { &[] };
-            let sum = |Section { bytes: of, .. }: &Section| {
-                djinn_device::checksum(&bytes[of.start as usize..of.end as usize])
+            let sum = |section: &Section| {
+                djinn_device::checksum(&bytes[section.offset as usize..][..section.bytes as usize])
             };
             Ok((*blake3::hash(bytes).as_bytes(), checked.iter().map(sum).collect()))
         });

@@ -39,17 +39,16 @@ impl Slot {
     /// The sections of `chunk`, each with its copies.
     pub(crate) fn sections(chunk: &Chunk, copy: &CopyPlan) -> Vec<SlotSection> {
         let section = |section: &Section| {
-            let Section { bytes, condition } = section;
+            let &Section { offset, bytes, condition } = section;
             let (mut parts, mut at) = (Vec::new(), 0);
             for (host, ring) in &copy.parts {
-                let (first, end) = (bytes.start.max(at), bytes.end.min(at + ring.len()));
+                let (first, end) = (offset.max(at), (offset + bytes).min(at + ring.len()));
                 if first < end {
                     parts.push((host.slice(first - at, end - first), ring.slice(first - at, end - first)));
                 }
                 at += ring.len();
             }
-            let span = copy.destination().slice(bytes.start, section.len());
-            SlotSection { condition: *condition, span, parts }
+            SlotSection { condition, span: copy.destination().slice(offset, bytes), parts }
         };
         chunk.sections.iter().map(section).collect()
     }

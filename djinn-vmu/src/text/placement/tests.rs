@@ -6,7 +6,7 @@ use djinn_srg::{Condition, NodeId};
 use proptest::prelude::*;
 
 fn chunk(bytes: u64, condition: Option<Condition>) -> Chunk {
-    Chunk { tiles: 0..0, bytes, sections: vec![Section { bytes: 0..bytes, condition }] }
+    Chunk { tiles: 0..0, bytes, sections: vec![Section { offset: 0, bytes, condition }] }
 }
 
 fn chunks(sizes: &[u64]) -> Vec<Chunk> {
