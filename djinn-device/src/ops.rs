@@ -188,8 +188,7 @@ macro_rules! operations {
                 products.iter().try_for_each(|product| self.expert_linear(stream, product))
             }
 
-            /// One [`copy_expert`](Ops::copy_expert) after another, with the same effects. Devices may do several in one launch,
-            /// in any order. The caller has called [`CopyExpert::check_all`].
+            /// The same for [`copy_expert`](Ops::copy_expert) and [`CopyExpert::check_all`].
             fn copy_experts(&self, stream: Stream, copies: &[CopyExpert]) -> Result<()> {
                 copies.iter().try_for_each(|copy| self.copy_expert(stream, copy))
             }

@@ -48,22 +48,20 @@ impl<'a, D: Ops> Executor<'a, D> {
     ) -> Self {
         let Runtime { device, compute, .. } = runtime;
         let Parts { graph, plan, program, text, data, stack, .. } = parts;
-        let (compute, places) = (*compute, &plan.kv_places);
-        let (hooked, added, experts) = (false, None, Vec::new());
         Executor {
             device,
-            compute,
+            compute: *compute,
             graph,
             program,
-            places,
+            places: &plan.kv_places,
             text,
             data,
             stack,
             rows,
             runs,
-            hooked,
-            added,
-            experts,
+            hooked: false,
+            added: None,
+            experts: Vec::new(),
             trace,
         }
     }
@@ -109,10 +107,7 @@ impl<'a, D: Ops> Executor<'a, D> {
     }
 
     fn mark(&mut self, mark: Mark) -> Result<()> {
-        match &mut self.trace {
-            Some(trace) => trace.mark(self.device, self.compute, mark),
-            None => Ok(()),
-        }
+        self.trace.as_mut().map_or(Ok(()), |trace| trace.mark(self.device, self.compute, mark))
     }
 
     /// Runs two fused nodes.
