@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "calls launchers")]
 
 use djinn_cuda_sys::{
-    DJINN_LINEAR_TILES, djinn_attention_args, djinn_convert_args, djinn_expert_linear_args, djinn_kv_pages,
-    djinn_linear_args, djinn_rounded,
+    DJINN_COPIES, DJINN_EXPERT_TILES, djinn_attention_args, djinn_convert_args, djinn_copy_experts_args,
+    djinn_expert_linear_args, djinn_kv_pages, djinn_linear_args, djinn_rounded,
 };
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
@@ -57,8 +57,20 @@ fn an_unknown_type_is_refused() {
 }
 
 #[test]
+fn copies_that_no_launch_takes_are_refused() {
+    // SAFETY: all fields are numbers and pointers, which may be null.
+    let none: djinn_copy_experts_args = unsafe { std::mem::zeroed() };
+    for count in [0, DJINN_COPIES + 1, u32::MAX] {
+        let copies = djinn_copy_experts_args { count, ..none };
+        // SAFETY: nothing is launched, so nothing is read.
+        let code = unsafe { djinn_cuda_sys::djinn_copy_experts(&copies, null_mut()) };
+        assert_eq!(code, INVALID_VALUE, "{count} copies");
+    }
+}
+
+#[test]
 fn experts_that_no_launch_takes_are_refused() {
-    const TILES: u32 = DJINN_LINEAR_TILES;
+    const TILES: u32 = DJINN_EXPERT_TILES;
     // SAFETY: all fields are numbers and pointers, which may be null.
     let none: djinn_expert_linear_args = unsafe { std::mem::zeroed() };
     let linear = djinn_linear_args { k: 64, n: 40, tile_rows: 16, rows: 4, out_width: 40, ..none.linear };
