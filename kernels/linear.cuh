@@ -31,8 +31,8 @@ __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned
 constexpr unsigned MOST_ROWS = 16;
 
 /*
- * On Hopper, products over encoded weights take x unrounded for up to this many slots of all experts together, and over blocks
- * of a format that is not common (IS_COMMON) for up to this many rows.
+ * On Hopper, products over encoded weights take x unrounded for up to this many slots of all experts together, or more that
+ * `are_apart`, and over blocks of a format that is not common (IS_COMMON) for up to this many rows.
  */
 constexpr unsigned FEW_ENCODED = 8;
 

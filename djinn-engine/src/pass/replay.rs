@@ -11,7 +11,7 @@ use djinn_device::{Capture, Device};
 use djinn_srg::Rows;
 use djinn_vmu::StreamPosition;
 
-/// The most captures kept. Each takes some device memory, which the device has reserved.
+/// The most captures kept. Each takes some device memory; a device may have room for fewer.
 const MOST: usize = 8;
 
 /// A capture that was not replayed for this many passes may be replaced. A capture costs as much as several passes, so
