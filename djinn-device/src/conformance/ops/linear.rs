@@ -177,7 +177,8 @@ pub(super) fn takes_tiles_at_once<D: Ops>(rig: &mut Rig<D>) {
         for (i, rows) in [1, 8, 16, 17, 33, 64, 65, 200].into_iter().enumerate() {
             for (j, tiles) in cuts.into_iter().enumerate() {
                 let n = tiles.iter().sum::<usize>();
-                if rows > most_alone(rig).max(65) || n > 10_000 && ![1, 17].contains(&rows) {
+                if rows > most_alone(rig).max(65) || n > 10_000 && !(is_large(rig) && [1, 17].contains(&rows))
+                {
                     continue;
                 }
                 let k = if n > 10_000 { 64 } else { [64, 704, 577][(i + j) % 3] };
@@ -274,7 +275,7 @@ pub(super) fn adds_at_once<D: Ops>(rig: &mut Rig<D>) {
         ([340, 3008], &[2752], &[DType::BF16]),
     ];
     let many = is_large(rig);
-    for ([rows, k], tiles, dtypes) in cases.into_iter().filter(|([_, k], ..)| many || *k < 1000) {
+    for ([rows, k], tiles, dtypes) in cases.into_iter().filter(|([rows, _], ..)| many || *rows <= 130) {
         for &dtype in dtypes {
             let n = tiles.iter().sum::<usize>();
             let case = Case::new(rig, [rows, k, n], dtype, None);
@@ -398,8 +399,10 @@ fn most_alone<D: Ops>(rig: &Rig<D>) -> usize {
 /// Up to as many rows as the device says it is batch-invariant for: each has the bits of a launch of its own.
 pub(super) fn computes_batch_invariant_rows<D: Ops>(rig: &mut Rig<D>) {
     let most = most_alone(rig);
+    // More columns than a device computes at once, on a device that computes few as well.
+    let many = if is_large(rig) { 1003 } else { 203 };
     for dtype in DTYPES {
-        for [k, n] in [[64, 5], [577, 37], [704, 130], [1088, 1003], [4096, 37]] {
+        for [k, n] in [[64, 5], [577, 37], [704, 130], [1088, many], [4096, 37]] {
             let case = Case::new(rig, [most, k, n], dtype, Some(dtype));
             let case = Case { out_width: n + 3, out_column: 2, ..case };
             let alone: Vec<f32> = (0..most).flat_map(|row| rig.output((row, 1), &case.part())).collect();
