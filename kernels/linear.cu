@@ -339,7 +339,7 @@ extern "C" int djinn_expert_linear(const djinn_expert_linear_args *args, void *s
         return djinn::expert_linear_encoded(*args, stream);
     }
     /* Few slots need no launch that gathers them. */
-    const bool many = (a.rows > djinn::MOST_ROWS && !apart) || !djinn::stages(rows, a.k);
+    const bool many = a.rows >= djinn::MOST_ROWS || !djinn::stages(rows, a.k);
     const bool fits = args->workspace_bytes / 2 / djinn::MOST_GROUP >= a.k;
     if (many && fits && djinn::serves_hopper(a.k, a.weight_dtype)) {
         return djinn::expert_linear_hopper(*args, stream);

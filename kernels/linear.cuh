@@ -10,6 +10,8 @@
 
 #include "element.cuh"
 
+#include <cmath>
+
 namespace djinn {
 
 /* Tiles of a weight of n rows. */
@@ -149,6 +151,13 @@ __device__ __forceinline__ unsigned sum_before(unsigned count, unsigned lane) {
     return past - count;
 }
 
+/* The most dynamic shared memory of a block whose kernel calls `slots_of_block`. */
+inline unsigned dynamic_shared() {
+    constexpr unsigned KEPT = 64;
+    static_assert(sizeof(Routed) <= KEPT);
+    return all_devices()[current_device()].block_shared - KEPT;
+}
+
 /*
  * The slots of a portion: up to `most` successive ones of one expert. The experts' portions follow one another; past the last
  * there are no slots. All lanes call it. Waits for the previous kernel.
@@ -180,6 +189,72 @@ __device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, un
     return found;
 }
 
+/*
+ * The same, called by all threads of a block. One warp finds the slots for all: lanes read different arguments one after
+ * another, which takes long if many warps do so.
+ */
+__device__ __forceinline__ Routed slots_of_block(const djinn_expert_linear_args &a, unsigned portion, unsigned most,
+                                                 SlotRange range) {
+    __shared__ Routed found;
+    if (threadIdx.x < 32) {
+        const Routed mine = slots_of(a, portion, most, range);
+        if (threadIdx.x == 0) {
+            found = mine;
+        }
+    } else {
+        enter();
+    }
+    __syncthreads();
+    return found;
+}
+
+/*
+ * The work of a launch for up to EXPERTS experts, in shared memory: parts, each of one share of an expert's weight and some of
+ * its slots. Those of each expert follow those of the one before. Its slots are those from rows[expert] on, before ends[expert].
+ */
+template <unsigned EXPERTS> struct RoutedParts {
+    static constexpr bool ROUTED = true;
+    static constexpr uint32_t bulk = 0;
+    uint32_t parts, begins[EXPERTS], rows[EXPERTS], ends[EXPERTS];
+    const uint32_t *slots;
+    const void *const *weights;
+
+    /*
+     * Finds parts of up to `at_once` slots, where each weight has `shares` shares, by all threads of a block. Whether there is
+     * a part with that index. Waits for the previous kernel.
+     */
+    __device__ __forceinline__ bool find(const djinn_expert_linear_args &a, const SlotRange &range, unsigned shares,
+                                         unsigned at_once, unsigned index) {
+        enter();
+        if (const unsigned lane = threadIdx.x; lane < 32) {
+            unsigned begin = 0;
+#pragma unroll
+            for (unsigned i = 0; i < EXPERTS / 32; ++i) {
+                const unsigned expert = 32 * i + lane;
+                const ExpertRange mine(a, range, expert);
+                const unsigned own = (mine.count() + at_once - 1) / at_once * shares, before = begin + sum_before(own, lane);
+                begins[expert] = before, rows[expert] = mine.first - range.first, ends[expert] = mine.end - range.first;
+                begin = __shfl_sync(~0u, before + own, 31);
+            }
+            if (lane == 0) {
+                parts = begin, slots = a.order + range.first, weights = a.weights;
+            }
+        }
+        __syncthreads();
+        return index < parts;
+    }
+
+    /* The expert of a part: the last that begins by it, which has slots. */
+    __device__ __forceinline__ unsigned expert_of(unsigned part) const {
+        unsigned expert = 0;
+#pragma unroll
+        for (unsigned step = EXPERTS / 2; step > 0; step /= 2) {
+            expert += begins[expert + step] <= part ? step : 0;
+        }
+        return expert;
+    }
+};
+
 /* The most portions that `slots` slots of some experts have. */
 inline unsigned portions_of(unsigned experts, unsigned slots, unsigned most) {
     const unsigned used = slots < experts ? slots : experts;
@@ -195,13 +270,15 @@ inline unsigned shares_of(const djinn_linear_args &a, unsigned share) {
 /* Whether most slots are those of different experts, if all experts have as many. */
 inline bool are_apart(const djinn_expert_linear_args &a) { return uint64_t(a.linear.rows) * 4 <= a.experts; }
 
-/* How many of a launch's experts have slots, if all experts have as many. 1 for rows in order. */
+/* How many of a launch's experts have slots, if these are at random. 1 for rows in order. */
+inline unsigned expected_experts(const djinn_linear_args &) { return 1; }
 inline unsigned expected_experts(const djinn_expert_linear_args &a) {
     if (a.order == nullptr) {
         return 1;
     }
-    const unsigned used = ceil_div(uint64_t(a.linear.rows) * a.chosen, a.experts);
-    return used < a.chosen ? used : a.chosen;
+    const double idle = std::pow(1 - 1.0 / a.experts, a.linear.rows);
+    const unsigned used = unsigned(a.chosen * (1 - idle) + 0.5);
+    return used > 0 ? used : 1;
 }
 
 /*
@@ -217,6 +294,34 @@ inline unsigned blocks_of_portion(const djinn_expert_linear_args &a, unsigned at
         apart *= 2;
     }
     return at_once / apart;
+}
+
+/*
+ * The same over encoded weights, a multiple of `each`: for the least time on average, if somewhat fewer or more experts than
+ * expected have slots. A wave takes the time of its blocks' rows, and of some bytes before and after these, as measured.
+ */
+inline unsigned blocks_of_encoded(const djinn_expert_linear_args &args, unsigned at_once, unsigned each = 1) {
+    constexpr uint64_t BESIDE = 64 * 1024;
+    if (args.order == nullptr) {
+        return at_once;
+    }
+    const djinn_linear_args &a = args.linear;
+    const unsigned experts = expected_experts(args), off = experts < 3 ? 0 : experts < 8 ? 1 : experts * 35 / 100;
+    const unsigned fewest = experts - off, room = a.rows < args.chosen ? a.rows : args.chosen;
+    const unsigned most = experts + off < room ? experts + off : room;
+    unsigned best = each;
+    uint64_t best_cost = ~uint64_t(0);
+    for (unsigned blocks = each; blocks <= at_once; blocks += each) {
+        uint64_t waves = 0;
+        for (unsigned used = fewest; used <= most; ++used) {
+            waves += ceil_div(uint64_t(used) * blocks, at_once);
+        }
+        const uint64_t cost = waves * (uint64_t(ceil_div(a.n, blocks)) * a.row_bytes + BESIDE);
+        if (cost < best_cost) {
+            best = blocks, best_cost = cost;
+        }
+    }
+    return best;
 }
 
 /* Calls `run(part)` for some experts at a time, with the weights of these as those of part.linear. */

@@ -26,52 +26,6 @@ constexpr unsigned BLOCKS_STAGES = 16;
 /* Bytes of a column of the weight's tensor maps. */
 constexpr unsigned WORD = 4;
 
-/* Tensor maps of x, and of tiles that lie at equal distances; by tile: its map, and its place there. */
-struct BlocksMaps {
-    CUtensorMap weights[DJINN_LINEAR_TILES];
-    CUtensorMap x;
-    uint8_t map[DJINN_EXPERT_TILES], place[DJINN_EXPERT_TILES];
-};
-
-/*
- * Calls `encode(map, tile, tiles, apart, rows)` for each run of tiles that lie at equal distances: of experts that have one
- * tile each. False once that fails, or if there are more runs than maps.
- */
-template <typename Encode>
-bool encode_runs(BlocksMaps &maps, const djinn_expert_linear_args &args, const Encode &encode) {
-    const djinn_linear_args &a = args.linear;
-    const bool are_experts = args.order != nullptr;
-    const void *const *const weights = are_experts ? args.weights : a.weights;
-    const unsigned each = tiles_of(a), all = (are_experts ? args.chosen : 1) * each, last = a.n - (each - 1) * a.tile_rows;
-    const auto apart = [&](unsigned tile) {
-        return reinterpret_cast<uintptr_t>(weights[tile + 1]) - reinterpret_cast<uintptr_t>(weights[tile]);
-    };
-    for (unsigned tile = 0, map = 0; tile < all; ++map) {
-        const uint64_t bytes = uint64_t(a.tile_rows) * a.row_bytes, distance = each == 1 && tile + 1 < all ? apart(tile) : bytes;
-        unsigned tiles = 1;
-        /* Distances that TMA takes. One back is a large one here. */
-        if (each == 1 && distance % 16 == 0 && distance >= bytes && distance < uint64_t(1) << 40) {
-            while (tile + tiles < all && apart(tile + tiles - 1) == distance) {
-                ++tiles;
-            }
-        }
-        const unsigned rows = (tile + 1) % each == 0 ? last : a.tile_rows;
-        if (map == DJINN_LINEAR_TILES || !encode(maps.weights[map], weights[tile], tiles, tiles > 1 ? distance : bytes, rows)) {
-            return false;
-        }
-        for (unsigned i = 0; i < tiles; ++i, ++tile) {
-            maps.map[tile] = map, maps.place[tile] = i;
-        }
-    }
-    return true;
-}
-
-/* Whether the experts' tiles are no more runs than there are maps. */
-inline bool are_few_runs(const djinn_expert_linear_args &args) {
-    BlocksMaps maps;
-    return encode_runs(maps, args, [](CUtensorMap &, const void *, unsigned, uint64_t, unsigned) { return true; });
-}
-
 /*
  * The most bytes of the weight in flight in a block while its ring is first filled, if that is two stages or more. Loads of x,
  * and of the kernel before, would queue behind them.
@@ -206,7 +160,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     /* Copies the weight, by one lane. */
-    __device__ __forceinline__ void supply(const BlocksMaps &maps) const {
+    __device__ __forceinline__ void supply(const TileMaps &maps) const {
         const CUtensorMap &map = maps.weights[maps.map[share.tile]];
         const unsigned place = maps.place[share.tile];
         each_stage([&](unsigned first, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
@@ -227,7 +181,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     /* Copies x, by one lane. */
-    __device__ __forceinline__ void supply_x(const BlocksMaps &maps) const {
+    __device__ __forceinline__ void supply_x(const TileMaps &maps) const {
         admit_bulk_copies();
         each_stage([&](unsigned, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
@@ -442,7 +396,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     }
 
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const BlocksFrame &f,
-                                               const BlocksMaps &maps) {
+                                               const TileMaps &maps) {
         extern __shared__ uint4 shared[];
         __shared__ Barriers barriers;
         const unsigned ring = (shared_address(shared) + ALIGN - 1) / ALIGN * ALIGN;
@@ -469,7 +423,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 admit_bulk_copies();
             }
             if (warp == supplier && lane == 0) {
-                prefetch_map(maps.weights[maps.map[work.share.tile]]);
+                prefetch_map(maps.of(work.share.tile));
                 work.supply(maps);
             }
             __syncwarp();
@@ -485,13 +439,13 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 /* Rows are in order if `order` is null; else a block takes a portion of up to `most` slots. */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOST_THREADS, 1)
-    djinn_linear_blocks(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ BlocksMaps maps,
+    djinn_linear_blocks(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ TileMaps maps,
                         const __grid_constant__ BlocksFrame f) {
     SomeRows rows(a.linear);
     if (a.order == nullptr) {
         release_next();
     } else {
-        rows = slots_of(a, blockIdx.y, f.most, f.range);
+        rows = slots_of_block(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER((BlocksRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps)));
@@ -499,10 +453,8 @@ __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOS
 }
 
 /* One share for each block: for experts, of as many blocks as compute a portion. */
-template <typename Format> Division divide_blocks(const djinn_expert_linear_args &args) {
-    /* Two turns of as many rows of the weight as a block takes at once. */
-    constexpr unsigned MOST = 2 * BlocksRows<Format, 2, 1, false>::GROUPS * 16;
-    return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), ~0u);
+inline Division divide_blocks(const djinn_expert_linear_args &args) {
+    return divide(args.linear, blocks_of_encoded(args, all_devices()[current_device()].multiprocessors), ~0u);
 }
 
 /* Few rows of the weight are spread over more warps, for common formats. */
@@ -544,7 +496,7 @@ int launch_blocks(const djinn_expert_linear_args &args, const Batch &batch, cons
         groups = equal(groups - 1);
     }
     const unsigned stages = Kernel::stages_beside(groups, staged), window = BLOCKS_WINDOW / (groups * Kernel::BOX);
-    BlocksMaps maps;
+    TileMaps maps;
     const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
         return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
     };
@@ -571,7 +523,7 @@ int launch_blocks(const djinn_expert_linear_args &args, unsigned most, void *str
             return launch_blocks<Format, Lanes>(some, most, stream);
         });
     }
-    const Division division = divide_blocks<Format>(args);
+    const Division division = divide_blocks(args);
     return by_rows(args, rows, [&](const djinn_expert_linear_args &part, const Batch &batch) {
         if constexpr (Format::IS_COMMON) {
             if (units_of_group<Format>(division) == 1) {
@@ -590,7 +542,7 @@ int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &bat
         case 64: return launch_tiles<Tiles, 64>(args, batch, stream);
         case MOST_GROUP: return launch_tiles<Tiles, MOST_GROUP>(args, batch, stream);
         default:
-            const Division division = divide_blocks<Format>(args);
+            const Division division = divide_blocks(args);
             if (batch.n == 32) {
                 return launch_blocks<Format, 2, 4, true>(args, batch, division, stream);
             }

@@ -137,7 +137,7 @@ static unsigned lossless_shared(bool streamed, const Division &division) {
 
 static Division divide_lossless(const djinn_expert_linear_args &args) {
     constexpr unsigned MOST = 16 * lossless_groups(2);
-    return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), MOST);
+    return divide(args.linear, blocks_of_encoded(args, all_devices()[current_device()].multiprocessors), MOST);
 }
 
 /* Lets the kernels use all shared memory of a block, which also loads their code; once in a context. */
@@ -184,7 +184,8 @@ int launch_lossless(const djinn_expert_linear_args &args, const Batch &batch, co
         !encode_tiles(a, batch.weights(), encode)) {
         return cudaErrorInvalidValue;
     }
-    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
+    const unsigned at_once = blocks_of_encoded(args, device.multiprocessors);
+    const unsigned blocks = division.blocks < at_once ? division.blocks : at_once;
     const dim3 grid(blocks, batch.portions(rows));
     const unsigned ahead = LOSSLESS_WINDOW / (3 * division.share * BLOCK_ROW);
     const EncodedFrame frame{division.share, division.blocks, stages, ahead > 1 ? ahead : 1, rows, batch.range()};
@@ -302,7 +303,7 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
     /* Few slots are not gathered, if their rows fit beside a ring. */
-    const unsigned room = all_devices()[current_device()].block_shared;
+    const unsigned room = dynamic_shared();
     const unsigned rows = a.rows < MOST_ROWS ? a.rows : MOST_ROWS;
     const bool few = (a.rows <= FEW_ENCODED || are_apart(args)) && MOST_RING + rows * encoded_pitch(a.k) <= room;
     if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
@@ -314,7 +315,7 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
         const bool has_few = ceil_div(a.n, TILE_ROWS) < unsigned(all_devices()[current_device()].multiprocessors);
         const bool meanwhile = wide != nullptr && a.rows / args.experts >= (has_few ? 1 : 2) * MOST_GROUP;
         const unsigned most = has_few ? MOST_GROUP / 2 : MOST_GROUP;
-        return by_batches(args, most, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
+        return by_batches(args, most, false, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
             return meanwhile ? wide->run_experts(some, batch.range(), stream) : kernels.many(some, batch, stream);
         });
     }

@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(GROUP_THREADS *MOST_GROUPS)
     if (a.order == nullptr) {
         release_next();
     } else {
-        rows = slots_of(a, blockIdx.y, f.most, f.range);
+        rows = slots_of_block(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
         EncodedLanes<Format, EACH, TILES>::run(a.linear, rows, f);

@@ -20,7 +20,7 @@ template <typename Format, unsigned EACH> constexpr unsigned bytes_of_group(unsi
 template <typename Format> unsigned groups_beside(unsigned rows, unsigned k) {
     constexpr unsigned LEAST = EncodedLanes<Format, 2, 2>::LEAST_STAGES, BYTES = bytes_of_group<Format, 2>(LEAST);
     static_assert(bytes_of_group<Format, 1>(LEAST) <= BYTES);
-    const unsigned room = all_devices()[current_device()].block_shared, staged = rows * encoded_pitch(k) + 128;
+    const unsigned room = dynamic_shared(), staged = rows * encoded_pitch(k) + 128;
     const unsigned fit = staged < room ? (room - staged) / BYTES : 0;
     return fit < MOST_GROUPS ? fit : MOST_GROUPS;
 }
@@ -54,7 +54,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
     const unsigned context = contexts().load(), used = ceil_div(units, each);
     std::atomic<unsigned> &known = allowed[number][current_device()];
     if (known.load() != context) {
-        const cudaError_t code = allow_shared(kernel, device.block_shared);
+        const cudaError_t code = allow_shared(kernel, dynamic_shared());
         if (code != cudaSuccess) {
             return code;
         }
@@ -64,7 +64,7 @@ template <typename Format> int launch_encoded_rows(const djinn_expert_linear_arg
         return 128 + used * (each == 1 ? bytes_of_group<Format, 1>(stages) : bytes_of_group<Format, 2>(stages)) + staged;
     };
     unsigned stages = EncodedLanes<Format, 2, 2>::LEAST_STAGES;
-    while (stages < MOST_COPIED && bytes(stages + 1) <= device.block_shared) {
+    while (stages < MOST_COPIED && bytes(stages + 1) <= dynamic_shared()) {
         ++stages;
     }
     /* One block for each multiprocessor: no second one fits beside it. */

@@ -45,11 +45,11 @@ template <typename Format, unsigned N> struct Decoding {
     static_assert(ROWS % 16 == 0 && BYTES % BLOCK_ALIGN == 0);
 };
 
-template <typename Format, unsigned N, bool GATED, typename Pairs = WideFrame>
-struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decoding<Format, N>::BYTES, Pairs> {
+template <typename Format, unsigned N, bool GATED, typename Parts = WideFrame>
+struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decoding<Format, N>::BYTES, Parts> {
     using Encoded = Decoding<Format, N>;
     using Rows = typename Encoded::Rows;
-    using Wide = WideTiles<typename Format::Type, N, true, GATED, Encoded::BYTES, Pairs>;
+    using Wide = WideTiles<typename Format::Type, N, true, GATED, Encoded::BYTES, Parts>;
     using typename Wide::Slot, typename Wide::Tile;
     using Wide::a, Wide::f, Wide::rank, Wide::ring, Wide::step;
     using Wide::STAGE, Wide::STAGES, Wide::X_BYTES;
@@ -124,16 +124,16 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
         Cursor ahead{Wide::first_pair()};
         ahead.advance(*this, team);
         Cursor at = ahead;
-        Tile tile(a, f, min(at.pair, f.pairs - 1), rank), next = tile;
+        Tile tile(a, f, min(at.pair, f.parts - 1), rank), next = tile;
         const auto copy_next = [&](unsigned stage) {
-            if (ahead.pair < f.pairs && lane == 0) {
+            if (ahead.pair < f.parts && lane == 0) {
                 Barrier &ready = barriers.encoded[warp][stage];
                 ready.arrive_expecting(Rows::COPIED);
                 Rows::copy(own + stage * Encoded::STAGE, maps.weights[next.piece], a.k, ahead.run, next.row_of_piece + first,
                            ready);
             }
             if (ahead.advance(*this, Encoded::TEAMS)) {
-                next = Tile(a, f, min(ahead.pair, f.pairs - 1), rank);
+                next = Tile(a, f, min(ahead.pair, f.parts - 1), rank);
             }
         };
 #pragma unroll 1
@@ -152,7 +152,7 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
         unsigned stage = 0, parity = 0;
         bool is_new = true;
 #pragma unroll 1
-        while (at.pair < f.pairs) {
+        while (at.pair < f.parts) {
             const auto stored_at = [&](unsigned row) { return row_at(tile, first + row); };
             if (is_new) {
                 rows.begin(a, stored_at);
@@ -177,7 +177,7 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
             copy_next(stage);
             is_new = at.advance(*this, Encoded::TEAMS);
             if (is_new) {
-                tile = Tile(a, f, min(at.pair, f.pairs - 1), rank);
+                tile = Tile(a, f, min(at.pair, f.parts - 1), rank);
             }
             for (unsigned i = 0; i < Encoded::TEAMS; ++i) {
                 slot.advance();
@@ -187,7 +187,7 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
             }
         }
         /* Until then the other block arrives at this block's barriers. The team whose turn it would be knows all slots. */
-        const unsigned tiles = (f.pairs - Wide::first_pair() + step - 1) / step;
+        const unsigned tiles = (f.parts - Wide::first_pair() + step - 1) / step;
         for (unsigned i = 0; i < STAGES && team == tiles * (a.k / RUN) % Encoded::TEAMS; ++i) {
             barriers.free[slot.at].wait(slot.parity ^ 1);
             slot.advance();
@@ -195,7 +195,7 @@ struct EncodedWideTiles : WideTiles<typename Format::Type, N, true, GATED, Decod
     }
 
     static __device__ __forceinline__ void run(const djinn_linear_args &a, const EncodedWideMaps<Format> &maps,
-                                               const Pairs &f) {
+                                               const Parts &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, rank = cluster_rank();
@@ -247,10 +247,11 @@ __global__ void __launch_bounds__(djinn::Decoding<Format, N>::THREADS, 1)
     djinn_expert_linear_encoded_wide(const __grid_constant__ djinn_expert_linear_args a,
                                      const __grid_constant__ djinn::EncodedWideMaps<Format> maps,
                                      const __grid_constant__ djinn::RoutedFrame f) {
-    using Tiles = djinn::EncodedWideTiles<Format, N, false, djinn::RoutedPairs>;
-    __shared__ djinn::RoutedPairs pairs;
-    if (pairs.find(a, f, Tiles::GROUPS_OF_PAIR * djinn::WIDE_ROWS, Tiles::first_pair())) {
-        DJINN_ON_HOPPER(Tiles::run(a.linear, maps, pairs));
+    using Parts = djinn::RoutedParts<DJINN_LINEAR_TILES>;
+    using Tiles = djinn::EncodedWideTiles<Format, N, false, Parts>;
+    __shared__ Parts parts;
+    if (parts.find(a, f.range, f.outer, Tiles::GROUPS_OF_PAIR * djinn::WIDE_ROWS, Tiles::first_pair())) {
+        DJINN_ON_HOPPER(Tiles::run(a.linear, maps, parts));
     }
 }
 
@@ -304,7 +305,7 @@ template <typename Format> int linear_encoded_wide(const djinn_linear_args &args
     if (a.adds != 0 && (frame.bulk == 0 || !can_add(a, choice))) {
         return cudaErrorInvalidValue;
     }
-    const unsigned clusters = wide_clusters(), used = frame.pairs < clusters ? frame.pairs : clusters;
+    const unsigned clusters = wide_clusters(), used = frame.parts < clusters ? frame.parts : clusters;
     return launch_clusters(SHARING, choice.kernel, dim3(used * SHARING), choice.threads, MOST_SHARED, stream, a, maps, frame);
 }
 

@@ -6,9 +6,10 @@
  * Reference: djinn-device, src/reference.rs, `linear`.
  *
  * expert_linear, for any number of slots: a first launch gathers and rounds the rows of x of the experts' slots, one block a
- * slot; then, as above, y over portions of up to 64 slots of an expert. Blocks of those past the last end at once; since the
- * previous kernel may have found the slots, none reads weights before it is done. Where experts have more slots than 32 on
- * average, or many of them small weights, linear_wide.cu takes the gathered rows.
+ * slot. Then clusters take, as above, parts in turn: a share of an expert's weight and up to 64 of its slots. They copy the
+ * next part's weight while one ends, whichever expert it is of. Since the previous kernel may have found the slots, none reads
+ * weights before it is done. Where experts have more slots than 32 on average, or some dozen and small weights, linear_wide.cu
+ * takes the gathered rows.
  * Shapes: as in linear.cu.
  * Reference: djinn-device, src/reference/routing.rs, `expert_linear`.
  *
@@ -30,19 +31,23 @@ namespace djinn {
 
 constexpr unsigned GATHER_THREADS = 256;
 
-/* Rounds the row of x of the slot at a place, if it is one of the experts', to the block's row of the workspace. */
+/*
+ * Rounds the row of x of the slot at a place, if it is one of the experts', to the block's row of the workspace. If not all
+ * experts are computed, a thread looks at one or none: lanes get different arguments one after another.
+ */
 template <typename T> __device__ __forceinline__ void gather(const djinn_expert_linear_args &a, unsigned place) {
+    static_assert(GATHER_THREADS >= DJINN_EXPERT_TILES);
     enter();
-    const unsigned lane = threadIdx.x % 32, row = a.order[place] / a.slots_per_row, k = a.linear.k;
-    bool is_ours = false;
-#pragma unroll
-    for (unsigned i = 0; i < LANE_EXPERTS; ++i) {
-        const unsigned index = lane + 32 * i;
-        const uint32_t *const starts = a.starts + a.ids[index < a.chosen ? index : 0];
-        is_ours |= starts[0] <= place && place < starts[1];
-    }
-    if (!__any_sync(~0u, is_ours)) {
-        return;
+    const unsigned row = a.order[place] / a.slots_per_row, k = a.linear.k;
+    if (a.chosen < a.experts) {
+        bool is_ours = false;
+        if (threadIdx.x < a.chosen) {
+            const uint32_t *const starts = a.starts + a.ids[threadIdx.x];
+            is_ours = starts[0] <= place && place < starts[1];
+        }
+        if (!__syncthreads_or(is_ours)) {
+            return;
+        }
     }
     const float4 *x = reinterpret_cast<const float4 *>(a.linear.x + size_t(row) * k);
     uint2 *to = reinterpret_cast<uint2 *>(static_cast<T *>(a.workspace) + size_t(blockIdx.x) * k);
@@ -61,16 +66,17 @@ template <typename T> __device__ __forceinline__ void gather(const djinn_expert_
                                      const __grid_constant__ djinn::Maps maps,                               \
                                      const __grid_constant__ djinn::Frame f) {                               \
         using Weight = djinn::PlainWeight<T, GATED>;                                                         \
-        DJINN_ON_HOPPER(djinn::Hopper<Weight, N, TILES, djinn::InOrder>::run(a, {a}, maps, f));              \
+        DJINN_ON_HOPPER(djinn::Hopper<Weight, N, TILES, djinn::AllRows>::run(a, {}, maps, f));               \
     }                                                                                                        \
     template <unsigned N, unsigned TILES>                                                                    \
     __global__ void __launch_bounds__(128 * TILES + 64, 1)                                                   \
         djinn_expert_linear_hopper_##suffix(const __grid_constant__ djinn_expert_linear_args a,              \
-                                            const __grid_constant__ djinn::Maps maps,                        \
+                                            const __grid_constant__ djinn::TileMaps maps,                    \
                                             const __grid_constant__ djinn::Frame f) {                        \
-        const djinn::Routed rows = djinn::slots_of(a, blockIdx.y, N, f.range);                              \
-        if (rows.count() > 0) {                                                                              \
-            DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, djinn::Routed>::run(a.linear, rows, maps, f));        \
+        using Parts = djinn::RoutedParts<DJINN_EXPERT_TILES>;                                                \
+        __shared__ Parts parts;                                                                              \
+        if (parts.find(a, f.range, f.shares, N, blockIdx.x / djinn::PARTIALS)) {                             \
+            DJINN_ON_HOPPER(djinn::Hopper<djinn::PlainWeight<T>, N, TILES, Parts>::run(a.linear, parts, maps, f)); \
         }                                                                                                    \
     }                                                                                                        \
     /* Gathers the rows of x of slots from place `first` on, rounded, one a block: [gridDim.x, k]. */         \
@@ -87,7 +93,7 @@ template <typename Args, typename T> using PlainChoice = HopperChoice<PlainWeigh
 
 template <typename Args, typename T, unsigned N, unsigned TILES> PlainChoice<Args, T> hopper_choice() {
     constexpr bool HALF = std::is_same_v<T, f16>;
-    constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, TILES, InOrder>::Sums);
+    constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, TILES, AllRows>::Sums);
     if constexpr (std::is_same_v<Args, djinn_linear_args>) {
         return {HALF ? djinn_linear_hopper_f16<N, TILES, false> : djinn_linear_hopper_bf16<N, TILES, false>, TILES, BYTES};
     } else {
@@ -146,8 +152,10 @@ bool serves_hopper(uint32_t k, uint32_t weight_dtype) {
 
 template <typename Args>
 int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batch, void *stream) {
-    const unsigned at_once = blocks_of_portion(args, clusters_at_once(), MOST_TILES * TILE_ROWS);
-    const unsigned share = choose_share(a, at_once, MOST_TILES), tiles = ceil_div(share, TILE_ROWS);
+    const unsigned at_once = clusters_at_once(), experts = expected_experts(args);
+    const unsigned share = batch.experts == 0 ? choose_share(a, at_once, MOST_TILES)
+                                              : choose_routed_share(a, experts, at_once, MOST_TILES);
+    const unsigned tiles = ceil_div(share, TILE_ROWS);
     if (a.weight_dtype == DJINN_F16) {
         return launch_hopper(choose_hopper<Args, f16>(batch.n, tiles), args, a, batch, share, stream);
     }
@@ -157,7 +165,7 @@ int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batc
 /* A gated product of up to MOST_GROUP / 2 rows. Gate and up have half of the warpgroups each. */
 template <typename T, unsigned N> int launch_gated_by(const djinn_linear_args &a, void *stream) {
     constexpr bool HALF = std::is_same_v<T, f16>;
-    constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, MOST_TILES, InOrder>::Sums);
+    constexpr unsigned BYTES = sizeof(typename Hopper<PlainWeight<T>, N, MOST_TILES, AllRows>::Sums);
     const HopperChoice<PlainWeight<T, true>, djinn_linear_args> chosen{
         HALF ? djinn_linear_hopper_f16<N, MOST_TILES, true> : djinn_linear_hopper_bf16<N, MOST_TILES, true>, MOST_TILES, BYTES};
     const djinn_linear_args gate = gate_of(a);
@@ -195,16 +203,15 @@ int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *st
 }
 
 /*
- * Whether linear_wide.cu computes many experts sooner, however few slots they have: a weight of few rows leaves clusters idle,
- * also where portions run side by side, and its tiles are taken without a pause between experts. As measured.
+ * Whether linear_wide.cu computes some dozen slots of each expert sooner: where a weight has few rows. As measured.
  */
 static bool are_small(const djinn_expert_linear_args &a) {
     return expected_experts(a) >= 8 && shares_of(a.linear, MOST_TILES * TILE_ROWS) <= clusters_at_once() / 3;
 }
 
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
-    return by_batches(a, MOST_GROUP, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
-        const bool wide = batch.n == MOST_GROUP || are_small(some);
+    return by_batches(a, MOST_GROUP, are_few_runs(a), stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
+        const bool wide = batch.n == MOST_GROUP || (batch.n == MOST_GROUP / 2 && are_small(some));
         return wide ? expert_linear_wide(some, batch.range(), stream) : launch_plain(some, some.linear, batch, stream);
     });
 }

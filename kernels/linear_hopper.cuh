@@ -5,8 +5,9 @@
 #ifndef DJINN_LINEAR_HOPPER_CUH
 #define DJINN_LINEAR_HOPPER_CUH
 
-#include "linear.cuh"
-#include "wgmma.cuh"
+#include "linear_maps.cuh"
+
+#include <type_traits>
 
 namespace djinn {
 
@@ -26,9 +27,11 @@ constexpr unsigned LEAST_SHARED = 224 * 1024;
 struct Maps {
     CUtensorMap weights[DJINN_LINEAR_TILES];
     CUtensorMap x;
+
+    __device__ __forceinline__ const CUtensorMap &of(unsigned tile) const { return weights[tile]; }
 };
 
-/* The weight's rows of a share, the number of shares, stages of a block's ring, and the gathered slots. */
+/* The weight's rows of a share, the shares of a weight, stages of a block's ring, and the gathered slots. */
 struct Frame {
     uint32_t share, shares, stages;
     SlotRange range;
@@ -73,11 +76,38 @@ template <typename T, bool GATES = false> struct PlainWeight {
     static __device__ __forceinline__ void copy(char *stage, const Maps &maps, unsigned tiles, const Share &share,
                                                 unsigned rows, unsigned run, Barrier &ready) {
         ready.arrive_expecting((GATED ? 2 : 1) * rows * BLOCK_ROW);
-        copy_box(stage, maps.weights[share.tile], run * RUN, share.row, ready, leaves_first());
+        copy_box(stage, maps.of(share.tile), run * RUN, share.row, ready, leaves_first());
         if constexpr (GATED) {
-            copy_box(stage + UP, maps.weights[share.tile + tiles], run * RUN, share.row, ready, leaves_first());
+            copy_box(stage + UP, maps.of(share.tile + tiles), run * RUN, share.row, ready, leaves_first());
         }
     }
+
+    /* The same for an expert's share. */
+    static __device__ __forceinline__ void copy(char *stage, const TileMaps &maps, unsigned, const Share &share, unsigned rows,
+                                                unsigned run, Barrier &ready) {
+        static_assert(!GATED);
+        ready.arrive_expecting(rows * BLOCK_ROW);
+        copy_box_to(shared_address(stage), maps.of(share.tile), run * RUN, share.row, maps.place[share.tile],
+                    shared_address(&ready), leaves_first());
+    }
+};
+
+/* Tensor maps of a launch with such arguments. */
+template <typename Args> using MapsOf = std::conditional_t<std::is_same_v<Args, djinn_linear_args>, Maps, TileMaps>;
+
+/* All shares of a weight, times all rows of x. */
+struct AllRows {
+    static constexpr bool ROUTED = false;
+};
+
+/*
+ * A part of a launch's work: a share of a weight, and the rows of x that it is multiplied with, `count` from `first` on. Of
+ * experts, also the slots of these.
+ */
+struct Part {
+    Share share;
+    unsigned first, count;
+    const uint32_t *slots;
 };
 
 /* Of a block of a cluster that adds partial sums: those of a ring of stages, and of handing over the sums. */
@@ -103,8 +133,8 @@ struct SummingBarriers {
     }
 };
 
-/* N rows of x times 64 TILES rows of the weight. `Rows` finds the rows of out. */
-template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hopper {
+/* N rows of x times 64 TILES rows of the weight. `Parts`: AllRows, or RoutedParts. */
+template <typename Weight, unsigned N, unsigned TILES, typename Parts> struct Hopper {
     using T = typename Weight::Type;
     static constexpr unsigned COMPUTING = 128 * TILES;
     static constexpr unsigned X_BYTES = N * BLOCK_ROW;
@@ -119,13 +149,13 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     };
 
     const djinn_linear_args &a;
-    const Rows &rows;
+    const Parts &parts;
     const Frame &f;
     Barriers &barriers;
     Sums &handed;
     /* Stages. */
     char *ring;
-    unsigned part, runs;
+    unsigned partial, runs;
     /* The place in the ring, and how often sums were handed over. */
     unsigned slot = 0, parity = 0, turns = 0;
 
@@ -137,18 +167,38 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         }
     }
 
+    __device__ __forceinline__ unsigned all() const {
+        if constexpr (Parts::ROUTED) {
+            return parts.parts;
+        } else {
+            return f.shares;
+        }
+    }
+
+    __device__ __forceinline__ Part part_at(unsigned index) const {
+        if constexpr (Parts::ROUTED) {
+            const unsigned expert = parts.expert_of(index), begin = parts.rows[expert], end = parts.ends[expert];
+            const unsigned within = index - parts.begins[expert], portions = (end - begin + N - 1) / N;
+            const unsigned outer = within / portions, first = begin + (within - outer * portions) * N;
+            const Share share = share_of(a, parts.weights, f.share, outer, Weight::row_bytes(a), expert * tiles_of(a));
+            return {share, first, min(end - first, N), parts.slots + first};
+        } else {
+            return {share_of(a, a.weights, f.share, index, Weight::row_bytes(a)), 0, a.rows, nullptr};
+        }
+    }
+
     /*
-     * Calls `work(share, run, copied)` for all runs of all shares, once the stage at `slot` is free; `copied` came before.
+     * Calls `work(part, run, copied)` for all runs of all parts, once the stage at `slot` is free; `copied` came before.
      */
     template <typename Work> __device__ __forceinline__ void each_run(const Work &work) {
         unsigned copied = 0;
-        for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
-            const Share share = share_at(index);
+        for (unsigned index = blockIdx.x / PARTIALS; index < all(); index += gridDim.x / PARTIALS) {
+            const Part of = part_at(index);
             for (unsigned i = 0; i < runs; ++i, ++copied) {
                 if (copied >= f.stages) {
                     barriers.free[slot].wait(parity ^ 1);
                 }
-                work(share, part + i * PARTIALS, copied);
+                work(of, partial + i * PARTIALS, copied);
                 advance();
             }
         }
@@ -158,7 +208,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
      * Copies the weight, by one warp. While the ring is first filled, few stages are in flight: loads of the kernel before,
      * or of later ones that this block waits for, would queue behind them.
      */
-    __device__ __forceinline__ void supply(const Maps &maps, unsigned lane) {
+    template <typename Maps> __device__ __forceinline__ void supply(const Maps &maps, unsigned lane) {
         if (a.fresh != 0) {
             await_previous();
             admit_bulk_copies();
@@ -166,11 +216,11 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         if (lane == 0) {
             const unsigned bytes = stage_bytes(f.share), window = max(1u, WINDOW / Weight::bytes(f.share));
             const unsigned tiles = Weight::GATED ? a.n / a.tile_rows : 0;
-            each_run([&](const Share &share, unsigned run, unsigned copied) {
+            each_run([&](const Part &of, unsigned run, unsigned copied) {
                 if (copied >= window && copied < f.stages) {
                     barriers.ready[copied - window].wait(0);
                 }
-                Weight::copy(ring + slot * bytes, maps, tiles, share, f.share, run, barriers.ready[slot]);
+                Weight::copy(ring + slot * bytes, maps, tiles, of.share, f.share, run, barriers.ready[slot]);
             });
         }
         __syncwarp();
@@ -178,21 +228,17 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     /* Copies x, by one warp. */
-    __device__ __forceinline__ void supply_x(const Maps &maps, unsigned lane) {
+    template <typename Maps> __device__ __forceinline__ void supply_x(const Maps &maps, unsigned lane) {
         await_previous();
         if (lane == 0) {
             const unsigned bytes = stage_bytes(f.share);
             admit_bulk_copies();
-            each_run([&](const Share &, unsigned run, unsigned) {
+            each_run([&](const Part &of, unsigned run, unsigned) {
                 barriers.x_ready[slot].arrive_expecting(X_BYTES);
-                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, run * RUN, rows.first, barriers.x_ready[slot]);
+                copy_box(ring + (slot + 1) * bytes - X_BYTES, maps.x, run * RUN, of.first, barriers.x_ready[slot]);
             });
         }
         __syncwarp();
-    }
-
-    __device__ __forceinline__ Share share_at(unsigned index) const {
-        return share_of(a, rows.weights(), f.share, index, Weight::row_bytes(a), rows.tile);
     }
 
     __device__ __forceinline__ void compute(float (&sums)[N / 2], unsigned group, unsigned lane) {
@@ -230,12 +276,12 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
      * hands over the next sums, or ends, it sees all that others do to its shared memory. After the last sums (`is_last`),
      * no block says or waits to hear that they were added. Groups past the rows are left out.
      */
-    __device__ __forceinline__ void finish(const Share &share, const float (&sums)[N / 2], unsigned group, unsigned warp,
+    __device__ __forceinline__ void finish(const Part &of, const float (&sums)[N / 2], unsigned group, unsigned warp,
                                            unsigned lane, bool is_last) {
         const unsigned to = warp % 4, barrier = address_at(shared_address(&barriers.summed), to);
-        const unsigned address = address_at(shared_address(&handed.at[part][group][0][lane]), to);
+        const unsigned address = address_at(shared_address(&handed.at[partial][group][0][lane]), to);
         /* With the most rows no register is left for a count. */
-        const unsigned groups = N < MOST_GROUP ? min((rows.count() + 7) / 8, N / 8) : N / 8;
+        const unsigned groups = N < MOST_GROUP ? min((of.count + 7) / 8, N / 8) : N / 8;
 #pragma unroll
         for (unsigned first = 0; first < N / 8; first += GROUPS) {
             if (first >= groups) {
@@ -255,7 +301,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
                 }
             }
             barriers.summed.wait(turns & 1);
-            add(share, first, used, warp, lane);
+            add(of, first, used, warp, lane);
             __syncwarp();
             if (lane < PARTIALS && !(is_last && first + used == groups)) {
                 barriers.added.arrive_at(lane);
@@ -265,7 +311,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     /* Adds the partial sums of `used` groups from `first` on, in order, and stores. */
-    __device__ __forceinline__ void add(const Share &share, unsigned first, unsigned used, unsigned warp, unsigned lane) {
+    __device__ __forceinline__ void add(const Part &of, unsigned first, unsigned used, unsigned warp, unsigned lane) {
         constexpr unsigned GIVEN = Weight::GATED ? TILES / 2 : TILES;
         for (unsigned at = warp; at < GIVEN * used; at += COMPUTING / 32) {
             const unsigned group = at / used, g = at % used;
@@ -276,9 +322,9 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
                 const float4 up = total_of(group + GIVEN, g, lane);
                 total = {gates[0] * up.x, gates[1] * up.y, gates[2] * up.z, gates[3] * up.w};
             }
-            const unsigned row = group * TILE_ROWS + part * 16 + lane / 4, column = (first + g) * 8 + lane % 4 * 2;
-            store(share, row, column, total.x, total.y);
-            store(share, row + 8, column, total.z, total.w);
+            const unsigned row = group * TILE_ROWS + partial * 16 + lane / 4, column = (first + g) * 8 + lane % 4 * 2;
+            store(of, row, column, total.x, total.y);
+            store(of, row + 8, column, total.z, total.w);
         }
     }
 
@@ -293,12 +339,12 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
     }
 
     /* Stores a row's results for two successive rows of x. */
-    __device__ __forceinline__ void store(const Share &share, unsigned row, unsigned x_row, float even, float odd) {
-        if (row >= share.rows || x_row >= rows.count()) {
+    __device__ __forceinline__ void store(const Part &of, unsigned row, unsigned x_row, float even, float odd) {
+        if (row >= of.share.rows || x_row >= of.count) {
             return;
         }
-        const unsigned j = share.first + row;
-        const bool two = x_row + 1 < rows.count();
+        const unsigned j = of.share.first + row;
+        const bool two = x_row + 1 < of.count;
         if constexpr (Weight::GATED) {
             const size_t at = size_t(x_row) * a.n + j;
             T *const rounded = static_cast<T *>(a.gated_rounded);
@@ -315,26 +361,28 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         } else {
             const float bias = bias_of(a, j);
             float *out = a.out + a.out_column + j;
-            out[size_t(rows.out(x_row)) * a.out_width] = even + bias;
+            const auto row_of = [&](unsigned i) { return size_t(Parts::ROUTED ? of.slots[i] : i) * a.out_width; };
+            out[row_of(x_row)] = even + bias;
             if (two) {
-                out[size_t(rows.out(x_row + 1)) * a.out_width] = odd + bias;
+                out[row_of(x_row + 1)] = odd + bias;
             }
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, const Maps &maps,
+    template <typename Maps>
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Parts &parts, const Maps &maps,
                                                const Frame &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
-        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = cluster_rank();
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, partial = cluster_rank();
         char *handed = memory + (BLOCK_ALIGN - shared_address(memory) % BLOCK_ALIGN) % BLOCK_ALIGN;
         char *ring = handed + sizeof(Sums);
-        Hopper work{a, rows, f, barriers, *reinterpret_cast<Sums *>(handed), ring, part, runs_of(a, part)};
+        Hopper work{a, parts, f, barriers, *reinterpret_cast<Sums *>(handed), ring, partial, runs_of(a, partial)};
         release_next();
         const auto init = [&] { barriers.init(f.stages, COMPUTING / 32, PARTIALS); };
         if (warp == COMPUTING / 32) {
             if (lane == 0) {
-                prefetch_map(maps.weights[work.share_at(blockIdx.x / PARTIALS).tile]);
+                prefetch_map(maps.of(work.part_at(blockIdx.x / PARTIALS).share.tile));
             }
             __syncwarp();
             init();
@@ -351,15 +399,15 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
         } else {
             init();
             await_previous();
-            for (unsigned index = blockIdx.x / PARTIALS; index < f.shares; index += gridDim.x / PARTIALS) {
+            for (unsigned index = blockIdx.x / PARTIALS; index < work.all(); index += gridDim.x / PARTIALS) {
                 float sums[N / 2] = {};
                 work.compute(sums, warp / 4, lane);
                 if (work.turns == 0) {
                     /* All blocks' barriers are initialised from here on. */
                     cluster_wait();
                 }
-                const bool is_last = index + gridDim.x / PARTIALS >= f.shares;
-                work.finish(work.share_at(index), sums, warp / 4, warp, lane, is_last);
+                const bool is_last = index + gridDim.x / PARTIALS >= work.all();
+                work.finish(work.part_at(index), sums, warp / 4, warp, lane, is_last);
             }
         }
     }
@@ -367,7 +415,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Rows> struct Hop
 
 /* A kernel, and the tiles of weight rows that its blocks take. */
 template <typename Weight, typename Args> struct HopperChoice {
-    void (*kernel)(Args, Maps, Frame);
+    void (*kernel)(Args, MapsOf<Args>, Frame);
     unsigned tiles, handed_bytes;
 };
 
@@ -394,6 +442,25 @@ inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsig
 }
 
 /*
+ * The same for shares of several weights, which follow one another in a block, so that what a share takes beside its rows is
+ * little: as measured, the time of some rows.
+ */
+inline unsigned choose_routed_share(const djinn_linear_args &a, unsigned weights, unsigned at_once, unsigned most_tiles) {
+    constexpr unsigned BESIDE = 24;
+    unsigned best = 0;
+    uint64_t best_cost = 0;
+    const unsigned least = ceil_div(a.tile_rows, most_tiles * TILE_ROWS);
+    for (unsigned each = least; each < 2 * least + 8; ++each) {
+        const unsigned share = ceil_div(a.tile_rows, each);
+        const uint64_t cost = ceil_div(uint64_t(shares_of(a, share)) * weights, at_once) * uint64_t(share + BESIDE);
+        if (best == 0 || cost < best_cost) {
+            best = share, best_cost = cost;
+        }
+    }
+    return best;
+}
+
+/*
  * Rounded rows of x of a launch, of which a block takes up to `n`: in order, if there are no experts; or gathered, those of
  * the experts' slots from position `first` on.
  */
@@ -410,22 +477,29 @@ template <typename Weight, typename Args>
 int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, const djinn_linear_args &a,
                   const Batch &batch, unsigned share, void *stream) {
     const unsigned n = batch.n, bytes = Weight::bytes(share) + n * BLOCK_ROW;
-    const unsigned beside = BLOCK_ALIGN + chosen.handed_bytes + Weight::past(share, chosen.tiles, n);
+    constexpr bool ARE_EXPERTS = std::is_same_v<Args, djinn_expert_linear_args>;
+    const unsigned lists = ARE_EXPERTS ? PARTS_SHARED : 0;
+    const unsigned beside = lists + BLOCK_ALIGN + chosen.handed_bytes + Weight::past(share, chosen.tiles, n);
     const unsigned fit = (MOST_SHARED - beside) / bytes;
     const Frame frame{share, shares_of(a, share), fit < MOST_STAGES ? fit : MOST_STAGES, batch.range()};
-    const unsigned used = beside + frame.stages * bytes, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
-    Maps maps;
-    const auto encode = [&](unsigned tile, unsigned rows) { return Weight::encode(maps, a, tile, rows, share); };
-    if (!encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n) ||
-        !encode_tiles(a, Weight::GATED ? 2 : batch.weights(), encode)) {
+    const unsigned used = beside - lists + frame.stages * bytes, shared = used < LEAST_SHARED ? LEAST_SHARED : used;
+    MapsOf<Args> maps;
+    bool encoded = encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, n);
+    if constexpr (ARE_EXPERTS) {
+        encoded = encoded && encode_experts(maps, args, share);
+    } else {
+        const auto encode = [&](unsigned tile, unsigned rows) { return Weight::encode(maps, a, tile, rows, share); };
+        encoded = encoded && encode_tiles(a, Weight::GATED ? 2 : 1, encode);
+    }
+    if (!encoded) {
         return cudaErrorInvalidValue;
     }
-    const cudaError_t code = allow_shared(chosen.kernel, MOST_SHARED);
+    const cudaError_t code = allow_shared(chosen.kernel, MOST_SHARED - lists);
     if (code != cudaSuccess) {
         return code;
     }
-    const unsigned clusters = frame.shares < clusters_at_once() ? frame.shares : clusters_at_once();
-    const dim3 grid(clusters * PARTIALS, batch.portions(n));
+    const uint64_t parts = uint64_t(frame.shares) * batch.portions(n);
+    const dim3 grid((parts < clusters_at_once() ? unsigned(parts) : clusters_at_once()) * PARTIALS);
     const unsigned threads = 128 * chosen.tiles + 64;
     return launch_clusters(PARTIALS, chosen.kernel, grid, threads, shared, stream, args, maps, frame);
 }
@@ -434,11 +508,11 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
 int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *stream);
 
 /*
- * Gathers the slots in the workspace, as many as fit, and calls `launch(some, batch)` for some of the experts at a time, of each
- * batch. A portion has room for twice as many slots as an expert has on average, up to `most`.
+ * Gathers the slots in the workspace, as many as fit, and calls `launch(some, batch)` for all experts `together`, or some at a
+ * time, of each batch. A portion has room for twice as many slots as an expert has on average, up to `most`.
  */
 template <typename Launch>
-int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream, const Launch &launch) {
+int by_batches(const djinn_expert_linear_args &args, unsigned most, bool together, void *stream, const Launch &launch) {
     /* A grid has up to 65,535 portions, and a portion has room for 8 slots or more. */
     constexpr unsigned MOST_SLOTS = 1 << 18;
     const unsigned slots = args.linear.rows, wanted = plain_columns(ceil_div(2 * uint64_t(slots), args.experts));
@@ -449,9 +523,10 @@ int by_batches(const djinn_expert_linear_args &args, unsigned most, void *stream
         const unsigned rows = slots - first < step ? slots - first : step;
         int code = gather_slots(args, {first, first + rows}, stream);
         if (code == cudaSuccess) {
-            code = by_experts(args, [&](const djinn_expert_linear_args &some) {
+            const auto run = [&](const djinn_expert_linear_args &some) {
                 return launch(some, Batch{args.workspace, rows, n, some.chosen, first});
-            });
+            };
+            code = together ? run(args) : by_experts(args, run);
         }
         if (code != cudaSuccess) {
             return code;

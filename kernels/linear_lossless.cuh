@@ -412,7 +412,7 @@ __global__ void __launch_bounds__(GROUP_THREADS * lossless_groups(EACH) + supply
     if (a.order == nullptr) {
         release_next();
     } else {
-        rows = slots_of(a, blockIdx.y, f.most, f.range);
+        rows = slots_of_block(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps));

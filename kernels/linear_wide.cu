@@ -38,12 +38,13 @@
     template <unsigned N>                                                                                    \
     __global__ void __launch_bounds__(djinn::WIDE_THREADS, 1)                                                \
         djinn_expert_linear_wide_##suffix(const __grid_constant__ djinn_expert_linear_args a,                \
-                                          const __grid_constant__ djinn::WideMaps maps,                      \
+                                          const __grid_constant__ djinn::RoutedMaps maps,                    \
                                           const __grid_constant__ djinn::RoutedFrame f) {                    \
-        using Tiles = djinn::WideTiles<T, N, false, false, 0, djinn::RoutedPairs>;                           \
-        __shared__ djinn::RoutedPairs pairs;                                                                 \
-        if (pairs.find(a, f, djinn::WIDE_ROWS, Tiles::first_pair())) {                                       \
-            DJINN_ON_HOPPER(Tiles::run(a.linear, maps, pairs));                                              \
+        using Parts = djinn::RoutedParts<DJINN_EXPERT_TILES>;                                                \
+        using Tiles = djinn::WideTiles<T, N, false, false, 0, Parts>;                                        \
+        __shared__ Parts parts;                                                                              \
+        if (parts.find(a, f.range, f.outer, djinn::WIDE_ROWS, Tiles::first_pair())) {                        \
+            DJINN_ON_HOPPER(Tiles::run(a.linear, maps, parts));                                              \
         }                                                                                                    \
     }
 DJINN_WIDE(f16, djinn::f16)
@@ -122,48 +123,51 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
     if (a.adds != 0 && (frame.bulk == 0 || !can_add(a, choice))) {
         return cudaErrorInvalidValue;
     }
-    const unsigned used = frame.pairs < plan.clusters ? frame.pairs : plan.clusters;
+    const unsigned used = frame.parts < plan.clusters ? frame.parts : plan.clusters;
     return launch_clusters(SHARING, choice.kernel, dim3(used * SHARING), WIDE_THREADS, MOST_SHARED, stream, a, maps, frame);
 }
 
-/* A kernel for experts, and its tiles' rows of the weight. */
+/*
+ * A kernel for experts, and its tiles' rows of the weight; the time of a pair for k = 4096, as in `plan_wide`, and what it takes
+ * whatever k is, since no product runs while slots are stored. As measured.
+ */
 struct ExpertsChoice {
-    void (*kernel)(djinn_expert_linear_args, WideMaps, RoutedFrame);
-    unsigned width, wave;
+    void (*kernel)(djinn_expert_linear_args, RoutedMaps, RoutedFrame);
+    unsigned width, wave, beside;
 
     RoutedFrame frame(const djinn_linear_args &a, SlotRange range) const {
         return {ceil_div(shares_of(a, width), SHARING), range};
     }
 };
 
-template <unsigned N> static ExpertsChoice experts_choice(uint32_t dtype, unsigned wave) {
-    return {dtype == DJINN_F16 ? djinn_expert_linear_wide_f16<N> : djinn_expert_linear_wide_bf16<N>, N, wave};
+template <unsigned N> static ExpertsChoice experts_choice(uint32_t dtype, unsigned wave, unsigned beside) {
+    return {dtype == DJINN_F16 ? djinn_expert_linear_wide_f16<N> : djinn_expert_linear_wide_bf16<N>, N, wave, beside};
 }
 
 int expert_linear_wide(const djinn_expert_linear_args &args, SlotRange range, void *stream) {
     const djinn_linear_args &a = args.linear;
-    /* The times of waves are those of `plan_wide`. */
-    const ExpertsChoice choices[] = {experts_choice<256>(a.weight_dtype, 490), experts_choice<128>(a.weight_dtype, 265)};
+    const uint32_t dtype = a.weight_dtype;
+    const ExpertsChoice choices[] = {experts_choice<256>(dtype, 490, 48), experts_choice<128>(dtype, 265, 10)};
+    constexpr unsigned SHARED = MOST_SHARED - PARTS_SHARED;
     static Allowed allowed;
-    if (const cudaError_t code = allow_once(allowed, a.weight_dtype, [&] { return allow_all(choices); }); code != cudaSuccess) {
+    if (const cudaError_t code = allow_once(allowed, dtype, [&] { return allow_all(choices, SHARED); }); code != cudaSuccess) {
         return code;
     }
-    const unsigned rows = range.end - range.first, portions = portions_of(args.chosen, rows, WIDE_ROWS);
+    /* Half of an expert's last portion has slots, on average. */
+    const unsigned rows = range.end - range.first, portions = ceil_div(rows, WIDE_ROWS) + expected_experts(args) / 2;
     const auto cost = [&](const ExpertsChoice &choice) {
-        return ceil_div(choice.frame(a, range).outer * portions, wide_clusters()) * choice.wave;
+        const unsigned waves = ceil_div(uint64_t(choice.frame(a, range).outer) * portions, wide_clusters());
+        return waves * (uint64_t(choice.wave) * a.k + choice.beside * 4096);
     };
     const ExpertsChoice &choice = cost(choices[0]) <= cost(choices[1]) ? choices[0] : choices[1];
-    WideMaps maps = {};
-    const auto encode = [&](unsigned tile, unsigned rows) {
-        return encode_map(maps.weights[tile], a.weights[tile], a.weight_dtype, rows, a.k, choice.width);
-    };
+    RoutedMaps maps = {};
     if (!encode_map(maps.x, args.workspace, a.weight_dtype, rows, a.k, WIDE_ROWS / SHARING) ||
-        !encode_tiles(a, args.chosen, encode)) {
+        !encode_experts(maps, args, choice.width)) {
         return cudaErrorInvalidValue;
     }
     const RoutedFrame frame = choice.frame(a, range);
     const dim3 grid(SHARING * routed_clusters(args, frame, WIDE_ROWS));
-    return launch_clusters(SHARING, choice.kernel, grid, WIDE_THREADS, MOST_SHARED, stream, args, maps, frame);
+    return launch_clusters(SHARING, choice.kernel, grid, WIDE_THREADS, SHARED, stream, args, maps, frame);
 }
 
 uint64_t wide_product_cycles(const djinn_linear_args &a) {

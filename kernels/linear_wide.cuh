@@ -5,8 +5,7 @@
 #ifndef DJINN_LINEAR_WIDE_CUH
 #define DJINN_LINEAR_WIDE_CUH
 
-#include "linear.cuh"
-#include "wgmma.cuh"
+#include "linear_maps.cuh"
 
 namespace djinn {
 
@@ -25,58 +24,21 @@ struct WideMaps {
     CUtensorMap x, out;
 };
 
-/* Pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. `bulk`: TMA stores. */
+/* The same for experts, whose products TMA does not store. */
+struct RoutedMaps : TileMaps {
+    CUtensorMap out;
+};
+
+/* Parts, which are pairs of tiles: shares of the weight, or pairs of these, by groups of rows of x. `bulk`: TMA stores. */
 struct WideFrame {
     static constexpr bool ROUTED = false;
-    uint32_t pairs, groups_of_rows, bulk;
+    uint32_t parts, groups_of_rows, bulk;
 };
 
 /* Shares of each expert's weight, or pairs of these, and the gathered slots. */
 struct RoutedFrame {
     uint32_t outer;
     SlotRange range;
-};
-
-/*
- * The pairs of tiles of experts, in shared memory: those of each expert follow those of the one before. Its rows of x are those
- * of the workspace from rows[expert] on.
- */
-struct RoutedPairs {
-    static constexpr bool ROUTED = true;
-    static constexpr uint32_t bulk = 0;
-    uint32_t pairs, begins[DJINN_LINEAR_TILES], rows[DJINN_LINEAR_TILES], ends[DJINN_LINEAR_TILES];
-    const uint32_t *slots;
-
-    /*
-     * Finds them, with up to `at_once` rows of x in a pair, by all threads of a block. Whether there is one for a cluster whose
-     * first it is. Waits for the previous kernel.
-     */
-    __device__ __forceinline__ bool find(const djinn_expert_linear_args &a, const RoutedFrame &f, unsigned at_once,
-                                         unsigned pair) {
-        enter();
-        if (const unsigned lane = threadIdx.x; lane < 32) {
-            const ExpertRange mine(a, f.range, lane);
-            const unsigned own = (mine.count() + at_once - 1) / at_once * f.outer, before = sum_before(own, lane);
-            if (lane < DJINN_LINEAR_TILES) {
-                begins[lane] = before, rows[lane] = mine.first - f.range.first, ends[lane] = mine.end - f.range.first;
-            }
-            if (lane == DJINN_LINEAR_TILES - 1) {
-                pairs = before + own, slots = a.order + f.range.first;
-            }
-        }
-        __syncthreads();
-        return pair < pairs;
-    }
-
-    /* The expert of a pair below `pairs`: the last that begins by it, which has slots. */
-    __device__ __forceinline__ unsigned expert_of(unsigned pair) const {
-        unsigned expert = 0;
-#pragma unroll
-        for (unsigned i = 1; i < DJINN_LINEAR_TILES; ++i) {
-            expert = pair >= begins[i] ? i : expert;
-        }
-        return expert;
-    }
 };
 
 /* What TMA stores at once: columns of out in f32, or of a gated tile of `width` columns, and 16 rows. */
@@ -86,11 +48,11 @@ __host__ __device__ constexpr unsigned bulk_columns(bool gated, unsigned width) 
 /*
  * Tiles with N rows of the weight, in pairs with the same rows of the weight, or else with the same rows of x. In a gated
  * product, the arguments' n and tiles are those of gate alone; up's tiles follow. ENCODED: shared memory beside the ring for
- * warps that decode the weight, or 0. `Pairs`: a frame, or experts' pairs.
+ * warps that decode the weight, or 0. `Parts`: a frame, or experts' parts, which are pairs of tiles.
  */
-template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED = 0, typename Pairs = WideFrame>
+template <typename T, unsigned N, bool SAME_WEIGHT, bool GATED, unsigned ENCODED = 0, typename Parts = WideFrame>
 struct WideTiles {
-    static constexpr bool ROUTED = Pairs::ROUTED;
+    static constexpr bool ROUTED = Parts::ROUTED;
     static_assert(!(ROUTED && GATED));
     static constexpr bool SIDE_BY_SIDE = N <= 96;
 
@@ -111,7 +73,8 @@ struct WideTiles {
 
     static constexpr unsigned X_BYTES = WIDE_ROWS * BLOCK_ROW, STAGE = X_BYTES + N * BLOCK_ROW;
     static constexpr unsigned BESIDE = COMPUTING / 32 * STAGING + COMPUTING * SPILLED * sizeof(float) + ENCODED;
-    static constexpr unsigned STAGES = (MOST_SHARED - BLOCK_ALIGN - BESIDE) / STAGE;
+    static constexpr unsigned LISTS = ROUTED && ENCODED == 0 ? PARTS_SHARED : 0;
+    static constexpr unsigned STAGES = (MOST_SHARED - LISTS - BLOCK_ALIGN - BESIDE) / STAGE;
     static_assert(N % COLUMNS == 0 && SPILLED % 4 == 0 && STAGING % 1024 == 0);
     static_assert(BULK_ROWS * bulk_columns(GATED, WIDTH) * (GATED ? sizeof(T) : 2 * sizeof(float)) <= STAGING);
 
@@ -147,13 +110,14 @@ struct WideTiles {
         Share share;
         unsigned piece, row_of_piece, row, end;
 
-        __device__ __forceinline__ Tile(const djinn_linear_args &a, const Pairs &f, unsigned pair, unsigned rank) {
+        __device__ __forceinline__ Tile(const djinn_linear_args &a, const Parts &f, unsigned pair, unsigned rank) {
             if constexpr (ROUTED) {
                 const unsigned expert = f.expert_of(pair), begin = f.begins[expert], first = f.rows[expert];
                 end = f.ends[expert];
                 const unsigned groups = (end - first + GROUPS_OF_PAIR * WIDE_ROWS - 1) / (GROUPS_OF_PAIR * WIDE_ROWS);
                 const unsigned outer = (pair - begin) / groups, inner = (pair - begin) % groups;
-                share = share_of<T>(a, a.weights, WIDTH, SAME_WEIGHT ? outer : outer * SHARING + rank, expert * tiles_of(a));
+                const unsigned index = SAME_WEIGHT ? outer : outer * SHARING + rank;
+                share = share_of<T>(a, f.weights, WIDTH, index, expert * tiles_of(a));
                 piece = share.tile;
                 row_of_piece = share.row + (SAME_WEIGHT ? rank * (N / SHARING) : 0);
                 row = first + (SAME_WEIGHT ? inner * SHARING + rank : inner) * WIDE_ROWS;
@@ -170,7 +134,7 @@ struct WideTiles {
     };
 
     const djinn_linear_args &a;
-    const Pairs &f;
+    const Parts &f;
     Barriers &barriers;
     char *ring;
     float4 *spilled;
@@ -204,11 +168,17 @@ struct WideTiles {
      * Copies all stages, by one thread of each block. Clusters read a run of the weight at about the same time, so L2 may
      * evict it before activations, which the next launches read.
      */
-    __device__ __forceinline__ void supply(const WideMaps &maps) {
+    template <typename Maps> __device__ __forceinline__ void supply(const Maps &maps) {
         const auto weights = [&](const Tile &tile, unsigned at, unsigned run) {
             char *to = ring + at * STAGE + X_BYTES;
             barriers.ready[at].arrive_expecting(STAGE);
-            copy<N, SAME_WEIGHT>(to, maps.weights[tile.piece], run, tile.row_of_piece, barriers.ready[at], leaves_first());
+            if constexpr (ROUTED) {
+                static_assert(!SAME_WEIGHT);
+                copy_box_to(shared_address(to), maps.of(tile.piece), run * RUN, tile.row_of_piece, maps.place[tile.piece],
+                            shared_address(&barriers.ready[at]), leaves_first());
+            } else {
+                copy<N, SAME_WEIGHT>(to, maps.weights[tile.piece], run, tile.row_of_piece, barriers.ready[at], leaves_first());
+            }
             if constexpr (GATED && !SAME_WEIGHT) {
                 const unsigned up = tile.piece + a.n / a.tile_rows;
                 copy_box(to + N / 2 * BLOCK_ROW, maps.weights[up], run * RUN, tile.row_of_piece, barriers.ready[at],
@@ -228,7 +198,7 @@ struct WideTiles {
         admit_bulk_copies();
         Slot slot;
         unsigned copied = 0;
-        for (unsigned pair = first; pair < f.pairs; pair += step) {
+        for (unsigned pair = first; pair < f.parts; pair += step) {
             const Tile tile(a, f, pair, rank);
             for (Runs runs(a); runs.taken < a.k / RUN; runs.advance()) {
                 if (copied >= ahead) {
@@ -432,11 +402,13 @@ struct WideTiles {
         prepare(at, group);
         Unstored before{};
         float total[KEPT] = {};
-        for (unsigned pair = first; pair < f.pairs; pair += step) {
+        for (unsigned pair = first; pair < f.parts; pair += step) {
             sum(total, at, before, out, group, lane);
             const Tile tile(a, f, pair, rank);
             const unsigned row = tile.row + group * 64 + warp * 16;
-            if (f.bulk == 0 && row < tile.end) {
+            if constexpr (ROUTED) {
+                store_routed(tile, total, row, lane);
+            } else if (f.bulk == 0 && row < tile.end) {
 #pragma unroll
                 for (unsigned column = 0; column < WIDTH; column += COLUMNS) {
                     store(tile, total, column, row, lane);
@@ -549,22 +521,43 @@ struct WideTiles {
         }
     }
 
+    /*
+     * Stores a warp's part of experts' slots from registers: four lanes have 32 bytes of a row. No slot is looked up, and no lane
+     * waits for others, between two groups of columns.
+     */
+    __device__ __forceinline__ void store_routed(const Tile &tile, const float (&total)[KEPT], unsigned row, unsigned lane) {
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+            const unsigned r = row + lane / 4 + 8 * half, first = lane % 4 * 2;
+            if (r >= tile.end) {
+                return;
+            }
+            float *const to = a.out + size_t(f.slots[r]) * a.out_width + a.out_column + tile.share.first + first;
+            const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0;
+#pragma unroll
+            for (unsigned g = 0; g < GROUPS; ++g) {
+                const float4 four = total_at(total, 4 * g);
+                const float2 two = half == 0 ? float2{four.x, four.y} : float2{four.z, four.w};
+                const unsigned column = 8 * g + first;
+                if (aligned && column + 1 < tile.share.rows) {
+                    *reinterpret_cast<float2 *>(to + 8 * g) = two;
+                } else {
+                    if (column < tile.share.rows) {
+                        to[8 * g] = two.x;
+                    }
+                    if (column + 1 < tile.share.rows) {
+                        to[8 * g + 1] = two.y;
+                    }
+                }
+            }
+        }
+    }
+
     /* A lane has a column. */
     __device__ __forceinline__ void store_plain(const Tile &tile, unsigned first_column, unsigned row, unsigned lane) {
         const unsigned column = first_column + lane, j = tile.share.first + column;
         const unsigned rows = column < tile.share.rows ? min(tile.end - row, 16u) : 0;
         const float bias = rows > 0 ? bias_of(a, j) : 0;
-        if constexpr (ROUTED) {
-            const unsigned slot = f.slots[min(row + lane % 16, tile.end - 1)];
-#pragma unroll
-            for (unsigned r = 0; r < 16; ++r) {
-                const size_t to = __shfl_sync(~0u, slot, r);
-                if (r < rows) {
-                    a.out[to * a.out_width + a.out_column + j] = staged(r, lane / 4)[lane % 4] + bias;
-                }
-            }
-            return;
-        }
         float *out = a.out + size_t(row) * a.out_width + a.out_column + j;
 #pragma unroll
         for (unsigned r = 0; r < 16; ++r) {
@@ -574,7 +567,8 @@ struct WideTiles {
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const WideMaps &maps, const Pairs &f) {
+    template <typename Maps>
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Maps &maps, const Parts &f) {
         extern __shared__ char memory[];
         __shared__ Barriers barriers;
         const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = cluster_rank();

@@ -26,9 +26,10 @@ template <typename Maps> WideFrame wide_frame(const djinn_linear_args &a, const 
 }
 
 /* Lets kernels use their shared memory. Code is loaded when it is first asked about, and memory is measured after that. */
-template <typename Choice, unsigned COUNT> cudaError_t allow_all(const Choice (&choices)[COUNT]) {
+template <typename Choice, unsigned COUNT>
+cudaError_t allow_all(const Choice (&choices)[COUNT], unsigned shared = MOST_SHARED) {
     for (const Choice &choice : choices) {
-        const cudaError_t code = allow_shared(choice.kernel, MOST_SHARED);
+        const cudaError_t code = allow_shared(choice.kernel, shared);
         if (code != cudaSuccess) {
             return code;
         }
@@ -65,7 +66,7 @@ inline unsigned routed_clusters(const djinn_expert_linear_args &args, const Rout
 /* The choice with the least time: the number of waves of pairs, times that of a wave. */
 template <typename Choice, unsigned COUNT>
 Choice least_of(const Choice (&choices)[COUNT], const djinn_linear_args &a, unsigned clusters) {
-    const auto cost = [&](const Choice &choice) { return ceil_div(wide_frame(a, choice).pairs, clusters) * choice.wave; };
+    const auto cost = [&](const Choice &choice) { return ceil_div(wide_frame(a, choice).parts, clusters) * choice.wave; };
     const Choice *best = choices;
     for (const Choice &choice : choices) {
         best = cost(choice) < cost(*best) ? &choice : best;
@@ -79,7 +80,7 @@ Choice least_of(const Choice (&choices)[COUNT], const djinn_linear_args &a, unsi
 template <typename Maps>
 uint64_t wide_cycles(const djinn_linear_args &a, const WideChoice<Maps> &choice, unsigned clusters) {
     const uint64_t wave = uint64_t(choice.wave) * 160 * a.k / 4096 + 8000;
-    return ceil_div(wide_frame(a, choice).pairs, clusters) * wave;
+    return ceil_div(wide_frame(a, choice).parts, clusters) * wave;
 }
 
 /* Rows of the weight's last tile. */

@@ -326,6 +326,16 @@ inline bool encode_map(CUtensorMap &map, const void *matrix, uint32_t dtype, uin
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/* The same for matrices that lie `apart` bytes from one another, a multiple of 16: columns, rows, matrices. */
+inline bool encode_maps(CUtensorMap &map, const void *first, uint32_t dtype, uint32_t matrices, uint64_t apart, uint32_t rows,
+                        uint32_t columns, uint32_t box_rows) {
+    const auto type = dtype == DJINN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const cuuint64_t sizes[3] = {columns, rows, matrices}, strides[2] = {uint64_t(columns) * 2, apart};
+    const cuuint32_t box[3] = {BLOCK_COLUMNS, box_rows, 1}, steps[3] = {1, 1, 1};
+    return map_encoder()(&map, type, 3, const_cast<void *>(first), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, A_LINE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 /*
  * Describes a matrix of f16 or bf16 to TMA as blocks of BLOCK_COLUMNS columns of all rows, in boxes of `box_rows` rows of
  * `box_blocks` successive blocks, block after block.
