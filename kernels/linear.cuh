@@ -296,34 +296,6 @@ inline unsigned blocks_of_portion(const djinn_expert_linear_args &a, unsigned at
     return at_once / apart;
 }
 
-/*
- * The same over encoded weights, a multiple of `each`: for the least time on average, if somewhat fewer or more experts than
- * expected have slots. A wave takes the time of its blocks' rows, and of some bytes before and after these, as measured.
- */
-inline unsigned blocks_of_encoded(const djinn_expert_linear_args &args, unsigned at_once, unsigned each = 1) {
-    constexpr uint64_t BESIDE = 64 * 1024;
-    if (args.order == nullptr) {
-        return at_once;
-    }
-    const djinn_linear_args &a = args.linear;
-    const unsigned experts = expected_experts(args), off = experts < 3 ? 0 : experts < 8 ? 1 : experts * 35 / 100;
-    const unsigned fewest = experts - off, room = a.rows < args.chosen ? a.rows : args.chosen;
-    const unsigned most = experts + off < room ? experts + off : room;
-    unsigned best = each;
-    uint64_t best_cost = ~uint64_t(0);
-    for (unsigned blocks = each; blocks <= at_once; blocks += each) {
-        uint64_t waves = 0;
-        for (unsigned used = fewest; used <= most; ++used) {
-            waves += ceil_div(uint64_t(used) * blocks, at_once);
-        }
-        const uint64_t cost = waves * (uint64_t(ceil_div(a.n, blocks)) * a.row_bytes + BESIDE);
-        if (cost < best_cost) {
-            best = blocks, best_cost = cost;
-        }
-    }
-    return best;
-}
-
 /* Calls `run(part)` for some experts at a time, with the weights of these as those of part.linear. */
 template <typename Run> int by_experts(const djinn_expert_linear_args &args, const Run &run) {
     const unsigned tiles = tiles_of(args.linear), most = DJINN_LINEAR_TILES / tiles;

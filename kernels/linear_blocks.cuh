@@ -453,8 +453,10 @@ __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOS
 }
 
 /* One share for each block: for experts, of as many blocks as compute a portion. */
-inline Division divide_blocks(const djinn_expert_linear_args &args) {
-    return divide(args.linear, blocks_of_encoded(args, all_devices()[current_device()].multiprocessors), ~0u);
+template <typename Format> Division divide_blocks(const djinn_expert_linear_args &args) {
+    /* Two turns of as many rows of the weight as a block takes at once. */
+    constexpr unsigned MOST = 2 * BlocksRows<Format, 2, 1, false>::GROUPS * 16;
+    return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), ~0u);
 }
 
 /* Few rows of the weight are spread over more warps, for common formats. */
@@ -523,7 +525,7 @@ int launch_blocks(const djinn_expert_linear_args &args, unsigned most, void *str
             return launch_blocks<Format, Lanes>(some, most, stream);
         });
     }
-    const Division division = divide_blocks(args);
+    const Division division = divide_blocks<Format>(args);
     return by_rows(args, rows, [&](const djinn_expert_linear_args &part, const Batch &batch) {
         if constexpr (Format::IS_COMMON) {
             if (units_of_group<Format>(division) == 1) {
@@ -542,7 +544,7 @@ int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &bat
         case 64: return launch_tiles<Tiles, 64>(args, batch, stream);
         case MOST_GROUP: return launch_tiles<Tiles, MOST_GROUP>(args, batch, stream);
         default:
-            const Division division = divide_blocks(args);
+            const Division division = divide_blocks<Format>(args);
             if (batch.n == 32) {
                 return launch_blocks<Format, 2, 4, true>(args, batch, division, stream);
             }

@@ -137,7 +137,7 @@ static unsigned lossless_shared(bool streamed, const Division &division) {
 
 static Division divide_lossless(const djinn_expert_linear_args &args) {
     constexpr unsigned MOST = 16 * lossless_groups(2);
-    return divide(args.linear, blocks_of_encoded(args, all_devices()[current_device()].multiprocessors), MOST);
+    return divide(args.linear, blocks_of_portion(args, all_devices()[current_device()].multiprocessors, MOST), MOST);
 }
 
 /* Lets the kernels use all shared memory of a block, which also loads their code; once in a context. */
@@ -184,8 +184,7 @@ int launch_lossless(const djinn_expert_linear_args &args, const Batch &batch, co
         !encode_tiles(a, batch.weights(), encode)) {
         return cudaErrorInvalidValue;
     }
-    const unsigned at_once = blocks_of_encoded(args, device.multiprocessors);
-    const unsigned blocks = division.blocks < at_once ? division.blocks : at_once;
+    const unsigned blocks = division.blocks < device.multiprocessors ? division.blocks : device.multiprocessors;
     const dim3 grid(blocks, batch.portions(rows));
     const unsigned ahead = LOSSLESS_WINDOW / (3 * division.share * BLOCK_ROW);
     const EncodedFrame frame{division.share, division.blocks, stages, ahead > 1 ? ahead : 1, rows, batch.range()};

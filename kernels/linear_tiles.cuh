@@ -511,8 +511,8 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
     const unsigned pairs = all_devices()[current_device()].multiprocessors / 2;
     const unsigned at_once = Kernel::CLUSTER == 2 ? 2 * pairs : PARTIALS * clusters_at_once();
     static_assert(Kernel::CLUSTER == 2 || Kernel::CLUSTER == PARTIALS);
-    const unsigned of_portion = blocks_of_encoded(args, at_once, Kernel::CLUSTER);
-    const Division division = divide(a, of_portion, TILE_ROWS);
+    const unsigned clusters = blocks_of_portion(args, at_once / Kernel::CLUSTER, TILE_ROWS * Kernel::CLUSTER);
+    const Division division = divide(a, clusters * Kernel::CLUSTER, TILE_ROWS);
     const unsigned x_stages = Kernel::x_stages(division.share);
     const TileFrame frame{division.share, division.blocks, Kernel::stages(division.share, x_stages), x_stages, batch.range()};
     Maps maps;
@@ -529,7 +529,7 @@ int launch_tiles(const djinn_expert_linear_args &args, const Batch &batch, void 
         return code;
     }
     const unsigned blocks = ceil_div(division.blocks, Kernel::CLUSTER) * Kernel::CLUSTER;
-    const dim3 grid(blocks < of_portion ? blocks : of_portion, batch.portions(N));
+    const dim3 grid(blocks < at_once ? blocks : at_once, batch.portions(N));
     return launch_clusters(Kernel::CLUSTER, kernel, grid, Kernel::THREADS, MOST_SHARED, stream, args, maps, frame);
 }
 
