@@ -442,8 +442,8 @@ inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsig
 }
 
 /*
- * The same for shares of several weights, which follow one another in a block, so that what a share takes beside its rows is
- * little: as measured, the time of some rows.
+ * The same for shares of several weights. They follow one another in a block, which copies one while another ends, so a share
+ * takes little beside its rows: by an estimate, the time of some rows.
  */
 inline unsigned choose_routed_share(const djinn_linear_args &a, unsigned weights, unsigned at_once, unsigned most_tiles) {
     constexpr unsigned BESIDE = 24;

@@ -128,8 +128,9 @@ int linear_wide(const djinn_linear_args &args, void *stream) {
 }
 
 /*
- * A kernel for experts, and its tiles' rows of the weight; the time of a pair for k = 4096, as in `plan_wide`, and what it takes
- * whatever k is, since no product runs while slots are stored. As measured.
+ * A kernel for experts, and its tiles' rows of the weight; the time of a pair for k = 4096, as in `plan_wide`, and what it
+ * takes whatever k is, since no product runs while slots are stored. The latter is fitted to times of Mixtral's and Qwen3's
+ * shapes.
  */
 struct ExpertsChoice {
     void (*kernel)(djinn_expert_linear_args, RoutedMaps, RoutedFrame);
