@@ -1,8 +1,8 @@
 //! Host memory behind handles: allocation, accounting to the byte, and checked typed views.
 //!
 //! The only module of this crate that turns handles into memory. Bytes live from `alloc` to `free`; they start
-//! as zeros from the system, so that any view of them is of initialised memory, and are not touched before
-//! they are used.
+//! as zeros, so that any view of them is of initialised memory. Large buffers are not touched before they are
+//! used.
 //!
 //! Contract: handles, bounds, alignment and lifetime are checked here. That no two threads use the same
 //! bytes at once, one of them writing, is not: it follows from the order that users of
@@ -20,8 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 /// Every allocation starts at a multiple of this.
 const ALIGN: usize = 256;
 
-/// Allocations of at least this many bytes start at a multiple of it and ask for huge pages:
-/// weights are read from end to end, and with small pages the processor waits for translations.
+/// Allocations of at least this many bytes are mapped, start at a multiple of it and ask for huge pages: weights are read
+/// from end to end, and with small pages the processor waits for translations. Smaller ones come from the heap: whenever
+/// the system takes a mapping back, all threads have to forget its translations.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// The buffers of one device, in both spaces.
@@ -59,14 +60,25 @@ impl Accounts {
     }
 }
 
-/// Zeroed bytes from the system, given back on drop.
+/// Zeroed bytes, given back on drop.
 struct Allocation {
     /// The first byte of the buffer.
     start: NonNull<u8>,
     handle: Buffer,
-    /// Owns the bytes; only freeing them goes through it.
-    _map: MmapMut,
+    /// Only freeing the bytes goes through it.
+    _owner: Owner,
 }
+
+/// What owns an allocation's bytes.
+enum Owner {
+    Heap(#[expect(dead_code, reason = "held for its memory")] Vec<Line>),
+    Mapped(#[expect(dead_code, reason = "held for its memory")] MmapMut),
+}
+
+/// `ALIGN` bytes.
+#[derive(Clone, Copy)]
+#[repr(align(256))]
+struct Line(#[expect(dead_code, reason = "read and written through pointers")] [u8; ALIGN]);
 
 // SAFETY: `start` points into bytes that this value owns, ordinary memory which any thread may use and free;
 // the other fields may be sent.
@@ -79,17 +91,27 @@ impl Allocation {
     /// `None` if the system refuses.
     fn new(handle: Buffer) -> Option<Self> {
         let len = usize::try_from(handle.len()).ok()?;
-        let align = if len < HUGE_PAGE { ALIGN } else { HUGE_PAGE };
-        // What lies before the first multiple of `align` is never touched and costs nothing.
-        let mut map = MmapMut::map_anon(len.checked_add(align)?).ok()?;
+        if len < HUGE_PAGE { Self::on_heap(handle, len) } else { Self::mapped(handle, len) }
+    }
+
+    fn on_heap(handle: Buffer, len: usize) -> Option<Self> {
+        let lines = len.div_ceil(ALIGN);
+        let mut owner = Vec::new();
+        owner.try_reserve_exact(lines).ok()?;
+        owner.resize(lines, Line([0; ALIGN]));
+        let start = NonNull::from(owner.as_mut_slice()).cast();
+        Some(Allocation { start, handle, _owner: Owner::Heap(owner) })
+    }
+
+    fn mapped(handle: Buffer, len: usize) -> Option<Self> {
+        // What lies before the first multiple is never touched and costs nothing.
+        let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
+        // A system without huge pages refuses; that costs speed only.
         #[cfg(target_os = "linux")]
-        if len >= HUGE_PAGE {
-            // A system without huge pages refuses; that costs speed only.
-            let _ = map.advise(memmap2::Advice::HugePage);
-        }
-        let skip = map.as_ptr().align_offset(align);
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let skip = map.as_ptr().align_offset(HUGE_PAGE);
         let start = NonNull::from(&mut map[skip..]).cast();
-        Some(Allocation { start, handle, _map: map })
+        Some(Allocation { start, handle, _owner: Owner::Mapped(map) })
     }
 
     /// The address of `span`, whose bytes are all within the allocation.
