@@ -10,10 +10,10 @@ use djinn_vmu::{Budget, Demand, KvLayout, MemoryPlan};
 const TILE: u32 = 128;
 /// Steps of fewer rows are not filled up, since that would take much memory.
 const LONG_STEP: u32 = 512;
-/// The most prefill chunks of a step if all weights are resident and plain. Longer steps compute no more tokens per second.
-const RESIDENT_CHUNKS: u32 = 2;
-/// The same if some are encoded: a longer step decodes them for more rows.
-const ENCODED_CHUNKS: u32 = 4;
+/// The most prefill chunks of a step if all weights are resident. Longer steps compute no more tokens per second.
+const RESIDENT_CHUNKS: u32 = 4;
+/// The same beside decodes, if no weight is encoded: shorter steps compute almost as many tokens per second.
+const CHUNKS_BESIDE_DECODES: u32 = 2;
 /// Prefill chunks of a step while weights stream, whatever their activations take.
 const STREAMED_CHUNKS: u32 = 3;
 /// The part of what a pass streams by which more chunks may increase it: a fiftieth.
@@ -36,7 +36,8 @@ pub struct Options {
     pub prefill_rows: u32,
     /// The most prefill chunks of a prompt in one step. Where weights stream, each pass over the link computes more with
     /// more of them: a step takes up to three, or more if a pass then streams at most 2 % more. Where all weights are
-    /// resident it takes up to two, or four if some are encoded, and only as many as keep all of them resident.
+    /// resident it takes up to four, and only as many as keep all of them resident; beside decodes up to two, if no
+    /// weight is encoded.
     pub prefill_chunks: u32,
     /// Rows of a step beside those of prefill chunks: with many sessions, `sequences` or more.
     pub decode_rows: u32,
@@ -91,6 +92,13 @@ impl Options {
     /// Prompt tokens for which `plan` has memory in a step, besides those of decoding sessions.
     pub(crate) fn planned_prompt_rows(&self, plan: &MemoryPlan) -> u32 {
         u32::try_from(plan.stack.rows.rows - u64::from(self.decode_rows)).unwrap_or(u32::MAX)
+    }
+
+    /// The most rows of prefill in a step in which sessions decode. `None`: as many as `plan` has memory for, since each
+    /// step streams or decodes weights.
+    pub fn prefill_beside_decodes(&self, graph: &Graph, plan: &MemoryPlan) -> Option<u32> {
+        let plain = plan.placement.streamed_bytes() == 0 && workspaces::encoded(graph).next().is_none();
+        plain.then(|| self.prefill_rows.saturating_mul(CHUNKS_BESIDE_DECODES))
     }
 
     /// An upper bound of the host bytes for `graph`, on a device that reserves up to 1 GiB. Devices need it before
@@ -155,7 +163,7 @@ impl Options {
             let few = plan(STREAMED_CHUNKS).as_ref().map_or(u64::MAX, streamed);
             (u32::MAX, few.saturating_add(few / STREAMED_MORE))
         } else {
-            (resident_chunks(graph), 0)
+            (RESIDENT_CHUNKS, 0)
         };
         // More do not fit a context.
         let useful = u32::try_from(self.context.div_ceil(self.prefill_rows.into())).unwrap_or(u32::MAX);
@@ -170,7 +178,7 @@ impl Options {
     /// all weights stay on the device beside it. Where weights stream, the least, or if a pass then streams 2 % more at
     /// most, room for the activations of a step.
     pub fn workspaces(&self, graph: &Graph) -> Workspaces {
-        let chunks = u64::from(resident_chunks(graph).min(self.prefill_chunks));
+        let chunks = u64::from(RESIDENT_CHUNKS.min(self.prefill_chunks));
         let rows = u64::from(self.prefill_rows).saturating_mul(chunks).min(self.context);
         let whole = Workspaces::whole(graph, rows.saturating_add(self.decode_rows.into()));
         let plan = |workspaces: Workspaces| {
@@ -202,11 +210,6 @@ impl Options {
         let demand = Demand { rows: Rows { rows, logit_rows }, kv, reserved_bytes };
         Ok(MemoryPlan::new(graph, &self.budget, &demand)?)
     }
-}
-
-/// The most prefill chunks of a step if all weights of `graph` are resident.
-fn resident_chunks(graph: &Graph) -> u32 {
-    if workspaces::encoded(graph).next().is_some() { ENCODED_CHUNKS } else { RESIDENT_CHUNKS }
 }
 
 /// Bytes for the changes of a step's logits.

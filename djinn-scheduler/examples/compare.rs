@@ -48,7 +48,15 @@ impl Machine {
     fn new(device_pages: u32, host_pages: u32, token_bytes: u64, weight_bytes: f64, fixed: Duration) -> Self {
         let (page_tokens, chunk, sequences) = (64, 512, 256);
         let rows = sequences + chunk;
-        let capacity = Capacity { device_pages, host_pages, page_tokens, rows, sequences, chunk };
+        let capacity = Capacity {
+            device_pages,
+            host_pages,
+            page_tokens,
+            rows,
+            sequences,
+            chunk,
+            prefill_beside_decodes: None,
+        };
         let cost = CostModel {
             page_bytes: token_bytes * page_tokens as u64,
             out_bytes_per_s: 50e9,

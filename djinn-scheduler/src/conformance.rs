@@ -16,8 +16,15 @@ use std::time::Duration;
 
 /// A small machine: 64 pages of 16 tokens on the device and as many on the host.
 pub fn small_machine() -> (Capacity, CostModel) {
-    let capacity =
-        Capacity { device_pages: 64, host_pages: 64, page_tokens: 16, rows: 192, sequences: 64, chunk: 128 };
+    let capacity = Capacity {
+        device_pages: 64,
+        host_pages: 64,
+        page_tokens: 16,
+        rows: 192,
+        sequences: 64,
+        chunk: 128,
+        prefill_beside_decodes: None,
+    };
     let cost = CostModel {
         page_bytes: 8 << 20,
         out_bytes_per_s: 50e9,

@@ -14,10 +14,20 @@ pub struct StepRoom {
     pub chunk: u32,
     /// Rows of the whole step that one prompt may take, but for its end.
     pub prompt_rows: u32,
+    /// The most rows of prefill if a session decodes in the step.
+    pub prefill_beside_decodes: u32,
     /// Sessions that decode in this step so far.
     pub decoding: u32,
     /// Rows of prefill in this step so far.
     pub prefilling: u32,
+}
+
+impl StepRoom {
+    /// Rows that are left for prefill.
+    fn prefill_left(&self) -> u32 {
+        let beside = self.prefill_beside_decodes.saturating_sub(self.prefilling);
+        if self.decoding > 0 { self.rows_left.min(beside) } else { self.rows_left }
+    }
 }
 
 /// Fills a step with sessions of one phase. Waiting phases have no rows and no handler; the eviction policy treats
@@ -54,7 +64,7 @@ impl PhaseHandler for DecodeOne {
 
 /// Prefill in whole chunks, which end at multiples of the chunk size in the context. The rest of the current chunk, or
 /// the shorter rest of the prompt, enters a step as a whole or not at all. Further chunks follow as far as the step
-/// has rows, and with the last of them the rest, also in rows that no decode takes. So a discarded context is computed
+/// has rows for prefill, and with the last of them the rest, also in rows that no decode takes. So a discarded context is computed
 /// again with the same boundaries, and a shared prefix is whole chunks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkedPrefill;
@@ -69,10 +79,11 @@ impl PhaseHandler for ChunkedPrefill {
     }
 
     fn tokens(&self, room: &StepRoom, session: &Session) -> u64 {
-        let left = u64::from(room.rows_left.min(room.prompt_rows));
+        let rows = room.prefill_left();
+        let left = u64::from(rows.min(room.prompt_rows));
         let first = chunk_left(session.context, room.chunk);
         match left {
-            _ if session.prompt <= room.rows_left.into() => session.prompt,
+            _ if session.prompt <= rows.into() => session.prompt,
             _ if first <= left => left - (left - first) % u64::from(room.chunk),
             _ => 0,
         }
