@@ -33,8 +33,8 @@ __device__ __forceinline__ unsigned runs_of(const djinn_linear_args &a, unsigned
 constexpr unsigned MOST_ROWS = 16;
 
 /*
- * On Hopper, products over encoded weights take x unrounded for up to this many slots of all experts together, or more that
- * `are_apart`, and over blocks of a format that is not common (IS_COMMON) for up to this many rows.
+ * On Hopper, products over encoded weights take x unrounded for up to this many slots of all experts together, or more that are
+ * less than a quarter of the experts, and over blocks of a format that is not common (IS_COMMON) for up to this many rows.
  */
 constexpr unsigned FEW_ENCODED = 8;
 
@@ -208,6 +208,43 @@ __device__ __forceinline__ Routed slots_of_block(const djinn_expert_linear_args 
     return found;
 }
 
+/* Rows of the weight that a block computes: `rows` from `first` on, which are those from `row` on of one tile. */
+struct Share {
+    const void *weight;
+    unsigned first, rows, tile, row;
+};
+
+/*
+ * The share of a block; blocks past the last share get the last. A tile's last share ends with the tile. It may repeat rows
+ * of the share before, with the same bits. `weights`: all tiles. `skipped`: those before the block's weight.
+ */
+__device__ __forceinline__ Share share_of(const djinn_linear_args &a, const void *const *weights, unsigned share,
+                                          unsigned block, size_t row_bytes, unsigned skipped = 0) {
+    const unsigned each = (a.tile_rows + share - 1) / share;
+    const unsigned tile = min(block / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
+    const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
+    const unsigned row = min((block - tile * each) * share, tile_rows - rows);
+    const void *const weight = weights[tile + skipped];
+    return {static_cast<const char *>(weight) + row * row_bytes, start + row, rows, tile + skipped, row};
+}
+
+/*
+ * A part of a launch's work: a share of a weight, and the rows of x that it is multiplied with, `count` from `first` on. Of
+ * experts, also the slots of these.
+ */
+struct Part {
+    Share share;
+    unsigned first, count;
+    const uint32_t *slots;
+};
+
+/* The slots of a part of experts' work, as add_partials() asks about them. */
+struct PartRows {
+    const Part &of;
+    __device__ __forceinline__ unsigned count() const { return of.count; }
+    __device__ __forceinline__ unsigned out(unsigned i) const { return of.slots[i]; }
+};
+
 /*
  * The work of a launch for up to EXPERTS experts, in shared memory: parts, each of one share of an expert's weight and some of
  * its slots. Those of each expert follow those of the one before. Its slots are those from rows[expert] on, before ends[expert].
@@ -252,6 +289,16 @@ template <unsigned EXPERTS> struct RoutedParts {
             expert += begins[expert + step] <= part ? step : 0;
         }
         return expert;
+    }
+
+    /* The part with that index, of up to `at_once` slots and of a share of `share` rows, which have `row_bytes` each. */
+    __device__ __forceinline__ Part at(const djinn_linear_args &a, unsigned share, size_t row_bytes, unsigned at_once,
+                                       unsigned index) const {
+        const unsigned expert = expert_of(index), begin = rows[expert], end = ends[expert], within = index - begins[expert];
+        const unsigned portions = (end - begin + at_once - 1) / at_once, outer = within / portions;
+        const unsigned first = begin + (within - outer * portions) * at_once;
+        return {share_of(a, weights, share, outer, row_bytes, expert * tiles_of(a)), first, min(end - first, at_once),
+                slots + first};
     }
 };
 
@@ -325,12 +372,6 @@ template <typename Encode> bool encode_tiles(const djinn_linear_args &a, unsigne
     return true;
 }
 
-/* Rows of the weight that a block computes: `rows` from `first` on, which are those from `row` on of one tile. */
-struct Share {
-    const void *weight;
-    unsigned first, rows, tile, row;
-};
-
 /* How a launch divides the weight: into `blocks` shares of `share` rows, or fewer at a tile's end. */
 struct Division {
     unsigned share, blocks;
@@ -357,20 +398,6 @@ inline Division divide(const djinn_linear_args &a, unsigned at_once, unsigned mo
             }
         }
     }
-}
-
-/*
- * The share of a block; blocks past the last share get the last. A tile's last share ends with the tile. It may repeat rows
- * of the share before, with the same bits. `weights`: all tiles. `skipped`: those before the block's weight.
- */
-__device__ __forceinline__ Share share_of(const djinn_linear_args &a, const void *const *weights, unsigned share,
-                                          unsigned block, size_t row_bytes, unsigned skipped = 0) {
-    const unsigned each = (a.tile_rows + share - 1) / share;
-    const unsigned tile = min(block / each, (a.n - 1) / a.tile_rows), start = tile * a.tile_rows;
-    const unsigned tile_rows = min(a.tile_rows, a.n - start), rows = min(share, tile_rows);
-    const unsigned row = min((block - tile * each) * share, tile_rows - rows);
-    const void *const weight = weights[tile + skipped];
-    return {static_cast<const char *>(weight) + row * row_bytes, start + row, rows, tile + skipped, row};
 }
 
 /* The same, for a plain weight. */

@@ -138,8 +138,12 @@ template <djinn_encoding E> struct BlockTiles {
 };
 
 template <djinn_encoding E>
-static constexpr EncodedKernels KERNELS = {encoded_rows<BlockLanes<E>>, launch_blocks<Blocks<E>, BlockLanes<E>>,
-                                           launch_blocks_rounded<Blocks<E>, BlockTiles<E>>, rows_unrounded<Blocks<E>>};
+static constexpr EncodedKernels KERNELS = {DJINN_EXPERT_TILES,
+                                           Blocks<E>::IS_COMMON ? BLOCKS_STREAMED : 0,
+                                           encoded_rows<BlockLanes<E>>,
+                                           launch_blocks<Blocks<E>, BlockLanes<E>>,
+                                           launch_blocks_rounded<Blocks<E>, BlockTiles<E>>,
+                                           rows_unrounded<Blocks<E>>};
 
 const EncodedKernels *block_kernels(uint32_t encoding) {
     switch (encoding) {

@@ -6,10 +6,11 @@
  * of the weight's rows, and takes some of them in each turn: 8 EACH for each of its groups of PARTIALS warps, one warp for each
  * partial sum. A producer warp copies some segments of a turn's rows to each stage of a ring. If the format has scales to
  * prepare, other warps prepare a stage's. The groups' warps wait for stages only, not for one another. With up to 16 rows they
- * decode a run while the one before is multiplied. x is given rounded and STREAMED: a second producer warp copies a stage's columns of it. Or, for
- * few rows, the block first rounds all of it to shared memory.
+ * decode a run while the one before is multiplied. x is given rounded and STREAMED: a second producer warp copies a stage's
+ * columns of it. Or, for few rows, the block first rounds all of it to shared memory.
  *
- * Launch: up to one block on each multiprocessor. No second one fits beside it.
+ * Launch: up to one block on each multiprocessor. No second one fits beside it. A block has one share; or, with streamed slots
+ * of many experts, shares of all their weights in turn.
  */
 #ifndef DJINN_LINEAR_BLOCKS_CUH
 #define DJINN_LINEAR_BLOCKS_CUH
@@ -36,9 +37,9 @@ struct BlocksBarriers {
     Barrier ready[BLOCKS_STAGES], prepared[BLOCKS_STAGES], x_ready[BLOCKS_STAGES], free[BLOCKS_STAGES];
 };
 
-/* A block's rows of the weight, stages of its ring, how many of them are copied at once at first, groups, and slots. */
+/* Rows of the weight in a share, shares, stages of a ring, how many of them are copied at once at first, groups, and slots. */
 struct BlocksFrame {
-    uint32_t share, stages, ahead, groups, most;
+    uint32_t share, shares, stages, ahead, groups, most;
     SlotRange range;
 };
 
@@ -59,8 +60,13 @@ __device__ __forceinline__ void load_sixteen_if(bool mine, Four &first, Four &se
                  : "memory");
 }
 
-/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. */
-template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct BlocksRows {
+/*
+ * EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. `Rows`: SomeRows,
+ * or RoutedParts, whose x is streamed.
+ */
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typename Rows = SomeRows> struct BlocksRows {
+    static constexpr bool ROUTED = !std::is_same_v<Rows, SomeRows>;
+    static_assert(STREAMED || !ROUTED);
     using T = f16;
     using Prepared = typename Format::Prepared;
     using Products = UnitProducts<T, EACH, TILES>;
@@ -125,17 +131,33 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     static constexpr unsigned X_READY = offsetof(Barriers, x_ready), FREE = offsetof(Barriers, free);
 
     const djinn_linear_args &a;
-    const SomeRows &rows;
+    const Rows &rows;
     const BlocksFrame &f;
-    const Share share;
     Barriers &barriers;
     const unsigned ring, groups, turn_rows, stage_size, stages;
 
-    __device__ __forceinline__ BlocksRows(const djinn_linear_args &a, const SomeRows &rows, const BlocksFrame &f,
-                                          Barriers &barriers, unsigned ring)
-        : a(a), rows(rows), f(f), share(share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile)), barriers(barriers),
-          ring(ring), groups(f.groups), turn_rows(groups * ROWS), stage_size(stage_bytes(groups)),
-          stages((a.k + SEGMENTS * SEGMENT - 1) / (SEGMENTS * SEGMENT)) {}
+    __device__ __forceinline__ BlocksRows(const djinn_linear_args &a, const Rows &rows, const BlocksFrame &f, Barriers &barriers,
+                                          unsigned ring)
+        : a(a), rows(rows), f(f), barriers(barriers), ring(ring), groups(f.groups), turn_rows(groups * ROWS),
+          stage_size(stage_bytes(groups)), stages((a.k + SEGMENTS * SEGMENT - 1) / (SEGMENTS * SEGMENT)) {}
+
+    __device__ __forceinline__ Part part_at(unsigned index) const {
+        if constexpr (ROUTED) {
+            return rows.at(a, f.share, a.row_bytes, 8 * TILES, index);
+        } else {
+            return {share_of(a, rows.weights(), f.share, index, a.row_bytes, rows.tile), rows.first, rows.count(), rows.slots};
+        }
+    }
+
+    /* Whether the block has another part after that with this index, and its index. */
+    __device__ __forceinline__ bool next_part(unsigned &index) const {
+        if constexpr (ROUTED) {
+            index += gridDim.x;
+            return index < rows.parts;
+        } else {
+            return false;
+        }
+    }
 
     /* Where segment `i` of a stage begins, in bytes from the begin of its row there. */
     static __device__ __forceinline__ unsigned place(unsigned stage, unsigned i) {
@@ -147,23 +169,30 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         return min(groups, (f.share - first + ROWS - 1) / ROWS);
     }
 
-    /* Calls `work(first, stage, copied, slot, parity)` for all stages of all turns. */
-    template <typename Work> __device__ __forceinline__ void each_stage(const Work &work) const {
+    /* Calls `begin(index)` for each part, and then `work(first, stage, copied, slot, parity)` for all stages of its turns. */
+    template <typename Begin, typename Work> __device__ __forceinline__ void each_stage(const Begin &begin, const Work &work) const {
         Place place;
-        unsigned copied = 0;
-        for (unsigned first = 0; first < f.share; first += turn_rows) {
-            for (unsigned stage = 0; stage < stages; ++stage, ++copied) {
-                work(first, stage, copied, place.slot, place.parity);
-                place.advance(f.stages);
+        unsigned copied = 0, index = blockIdx.x;
+        do {
+            begin(index);
+            for (unsigned first = 0; first < f.share; first += turn_rows) {
+                for (unsigned stage = 0; stage < stages; ++stage, ++copied) {
+                    work(first, stage, copied, place.slot, place.parity);
+                    place.advance(f.stages);
+                }
             }
-        }
+        } while (next_part(index));
     }
 
     /* Copies the weight, by one lane. */
     __device__ __forceinline__ void supply(const TileMaps &maps) const {
-        const CUtensorMap &map = maps.weights[maps.map[share.tile]];
-        const unsigned place = maps.place[share.tile];
-        each_stage([&](unsigned first, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
+        const CUtensorMap *map = nullptr;
+        unsigned place = 0, row = 0;
+        const auto begin = [&](unsigned index) {
+            const Share share = part_at(index).share;
+            map = &maps.of(share.tile), place = maps.place[share.tile], row = share.row;
+        };
+        each_stage(begin, [&](unsigned first, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
                 barriers.free[slot].wait(parity ^ 1);
             } else if (copied >= f.ahead) {
@@ -174,8 +203,8 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             Barrier::arrive_expecting_at(ready, used * BOX);
             /* Past a row's end, and past the last row, zeros are copied. */
             for (unsigned group = 0; group < used; ++group) {
-                copy_box_to(to + group * BOX, map, stage * BYTES / 16 * (16 / WORD), share.row + first + group * ROWS, place,
-                            ready, leaves_first());
+                copy_box_to(to + group * BOX, *map, stage * BYTES / 16 * (16 / WORD), row + first + group * ROWS, place, ready,
+                            leaves_first());
             }
         });
     }
@@ -183,13 +212,15 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     /* Copies x, by one lane. */
     __device__ __forceinline__ void supply_x(const TileMaps &maps) const {
         admit_bulk_copies();
-        each_stage([&](unsigned, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
+        unsigned row = 0;
+        const auto begin = [&](unsigned index) { row = part_at(index).first; };
+        each_stage(begin, [&](unsigned, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
                 barriers.free[slot].wait(parity ^ 1);
             }
             const unsigned ready = shared_address(&barriers.x_ready[slot]);
             Barrier::arrive_expecting_at(ready, X_BYTES);
-            copy_blocks_to(ring + slot * stage_size, maps.x, rows.first, stage * SEGMENTS * PARTIALS, ready);
+            copy_blocks_to(ring + slot * stage_size, maps.x, row, stage * SEGMENTS * PARTIALS, ready);
         });
     }
 
@@ -197,7 +228,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
     __device__ __forceinline__ void prepare(unsigned unit) const {
         const unsigned lane = threadIdx.x % 32, row = unit * PREPARED_ROWS + lane % PREPARED_ROWS;
         const unsigned segment = lane / PREPARED_ROWS;
-        each_stage([&](unsigned first, unsigned stage, unsigned, unsigned slot, unsigned parity) {
+        each_stage([](unsigned) {}, [&](unsigned first, unsigned stage, unsigned, unsigned slot, unsigned parity) {
             barriers.ready[slot].wait(parity);
             const unsigned at = ring + slot * stage_size;
             if (unit * PREPARED_ROWS < groups_at(first) * ROWS) {
@@ -219,7 +250,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     static __device__ __forceinline__ void meet(unsigned threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
-    /* Computes all turns, by the groups. */
+    /* Computes all turns of all parts, by the groups. */
     __device__ __forceinline__ void compute(unsigned warp) const {
         const unsigned part = warp % PARTIALS, first = warp / PARTIALS * ROWS, threads = groups * GROUP_THREADS;
         const unsigned lane = pin(threadIdx.x % 32), row = lane / 4, quad = pin(lane % 4);
@@ -239,15 +270,21 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned next_scales = pin_shared(turn_rows * 16);
         const unsigned flags = pin_shared(flags_at(groups) + first / PREPARED_ROWS * 4);
         /* Rows of x past the last stay zeros. */
-        const bool has_x = row < rows.count();
-        const unsigned x_row = keep(staged + (has_x ? row : 0) * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
+        bool has_x = true;
+        unsigned x_row = 0;
+        if constexpr (!STREAMED) {
+            has_x = row < rows.count();
+            x_row = keep(staged + (has_x ? row : 0) * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
+        }
         /* Of the current stage: its barriers, their parity, and where it is. */
         const unsigned begin = pin_shared(shared_address(&barriers)), stages_at = pin_shared(ring);
         const unsigned past = pin_shared(begin + f.stages * unsigned(sizeof(Barrier)));
         unsigned barrier = begin, parity = 0, at = stages_at;
         const unsigned all = stages, whole = a.k / (SEGMENTS * SEGMENT);
+        unsigned index = blockIdx.x, turn = 0;
+        bool is_last = false;
 #pragma unroll 1
-        for (unsigned turn = 0; turn < f.share; turn += turn_rows) {
+        while (!is_last) {
             const bool has_rows = turn + first < f.share;
             Sums sums = {};
             /* Of the last run that was decoded: its weights and its columns of x. Before the first, zeros are multiplied. */
@@ -369,12 +406,19 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 multiply(0, w);
                 multiply(1, w);
             }
-            finish(turn, sums, reinterpret_cast<float *>(shared_at(end)), warp, turn + turn_rows >= f.share);
+            const unsigned of_turn = turn, of_part = index;
+            turn += turn_rows;
+            if (turn >= f.share) {
+                turn = 0, is_last = !next_part(index);
+            }
+            finish(of_part, of_turn, sums, reinterpret_cast<float *>(shared_at(end)), warp, is_last);
         }
     }
 
-    /* Adds the partial sums of a turn in order, and stores. */
-    __device__ __forceinline__ void finish(unsigned turn, const Sums &sums, float *parts, unsigned warp, bool is_last) const {
+    /* Adds the partial sums of a part's turn in order, and stores. */
+    __device__ __forceinline__ void finish(unsigned index, unsigned turn, const Sums &sums, float *handed, unsigned warp,
+                                           bool is_last) const {
+        const Part of = part_at(index);
         const unsigned part = warp % PARTIALS, first = warp / PARTIALS * ROWS, lane = threadIdx.x % 32;
         const unsigned threads = groups * GROUP_THREADS;
 #pragma unroll
@@ -384,18 +428,25 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 #pragma unroll
                 for (unsigned i = 0; i < 2 * EACH; ++i) {
                     const unsigned x_row = tile * 8 + row_of_x<STREAMED>(lane % 4 * 2 + i % 2);
-                    parts[(part * 8 * AT_ONCE + x_row) * turn_rows + first + i / 2 * 8 + lane / 4] = sums[0][begin + tile][i];
+                    handed[(part * 8 * AT_ONCE + x_row) * turn_rows + first + i / 2 * 8 + lane / 4] = sums[0][begin + tile][i];
                 }
             }
             meet(threads);
-            add_partials(a, rows, parts, turn_rows, 8 * AT_ONCE * turn_rows, share, turn, threadIdx.x, threads, 8 * begin);
+            const auto add = [&](const auto &rows) {
+                add_partials(a, rows, handed, turn_rows, 8 * AT_ONCE * turn_rows, of.share, turn, threadIdx.x, threads, 8 * begin);
+            };
+            if constexpr (ROUTED) {
+                add(PartRows{of});
+            } else {
+                add(rows);
+            }
             if (!is_last || begin + AT_ONCE < TILES) {
                 meet(threads);
             }
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const BlocksFrame &f,
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, const BlocksFrame &f,
                                                const TileMaps &maps) {
         extern __shared__ uint4 shared[];
         __shared__ Barriers barriers;
@@ -423,7 +474,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 admit_bulk_copies();
             }
             if (warp == supplier && lane == 0) {
-                prefetch_map(maps.of(work.share.tile));
+                prefetch_map(maps.of(work.part_at(blockIdx.x).share.tile));
                 work.supply(maps);
             }
             __syncwarp();
@@ -449,6 +500,19 @@ __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOS
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER((BlocksRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps)));
+    }
+}
+
+/* Over the weights of experts. Blocks go on from one expert's to the next's. */
+template <typename Format, unsigned TILES>
+__global__ void
+    __launch_bounds__(BlocksRows<Format, 2, TILES, true, RoutedParts<DJINN_EXPERT_TILES>>::MOST_THREADS, 1)
+        djinn_expert_linear_blocks(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ TileMaps maps,
+                                   const __grid_constant__ BlocksFrame f) {
+    using Parts = RoutedParts<DJINN_EXPERT_TILES>;
+    __shared__ Parts parts;
+    if (parts.find(a, f.range, f.shares, 8 * TILES, blockIdx.x)) {
+        DJINN_ON_HOPPER((BlocksRows<Format, 2, TILES, true, Parts>::run(a.linear, parts, f, maps)));
     }
 }
 
@@ -508,8 +572,36 @@ int launch_blocks(const djinn_expert_linear_args &args, const Batch &batch, cons
         return cudaErrorInvalidValue;
     }
     const dim3 grid(division.blocks, batch.portions(batch.n));
-    const BlocksFrame frame{division.share, stages, window > 2 ? window : 2, groups, batch.n, batch.range()};
+    const BlocksFrame frame{division.share, division.blocks, stages, window > 2 ? window : 2, groups, batch.n, batch.range()};
     return launch(kernel, grid, Kernel::threads(groups), LEAST_SHARED, stream, args, maps, frame);
+}
+
+/* For the gathered slots of experts, in portions of up to 8 TILES. */
+template <typename Format, unsigned TILES>
+int launch_blocks_parts(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    using Kernel = BlocksRows<Format, 2, TILES, true, RoutedParts<DJINN_EXPERT_TILES>>;
+    const djinn_linear_args &a = args.linear;
+    const auto kernel = djinn_expert_linear_blocks<Format, TILES>;
+    if (const cudaError_t code = allow_shared(kernel, LEAST_SHARED); code != cudaSuccess) {
+        return code;
+    }
+    const unsigned blocks = all_devices()[current_device()].multiprocessors;
+    const unsigned share = choose_routed_share(a, expected_experts(args), blocks, Kernel::GROUPS * Kernel::ROWS);
+    const unsigned shares = shares_of(a, share), groups = ceil_div(share, Kernel::ROWS);
+    const unsigned stages = Kernel::stages_beside(groups, 0), window = BLOCKS_WINDOW / (groups * Kernel::BOX);
+    TileMaps maps;
+    const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
+        return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
+    };
+    const unsigned x_blocks = Kernel::SEGMENTS * PARTIALS;
+    if (!encode_blocks(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES, x_blocks) ||
+        !encode_runs(maps, args, encode)) {
+        return cudaErrorInvalidValue;
+    }
+    const uint64_t parts = uint64_t(shares) * batch.portions(8 * TILES);
+    const BlocksFrame frame{share, shares, stages, window > 2 ? window : 2, groups, 8 * TILES, batch.range()};
+    return launch(kernel, parts < blocks ? unsigned(parts) : blocks, Kernel::threads(groups), LEAST_SHARED, stream, args, maps,
+                  frame);
 }
 
 /* Up to `most` rows of x at once, or as many as there is room for. */
@@ -536,6 +628,19 @@ int launch_blocks(const djinn_expert_linear_args &args, unsigned most, void *str
     });
 }
 
+/*
+ * Whether blocks go on from one expert to the next: with enough parts that all blocks have about as many. Else experts have
+ * blocks of their own.
+ */
+template <typename Format> bool follow_on(const djinn_expert_linear_args &args) {
+    constexpr unsigned ROWS = 64, WAVES = 4;
+    const uint64_t parts = uint64_t(shares_of(args.linear, ROWS)) * expected_experts(args);
+    return args.order != nullptr && parts >= WAVES * all_devices()[current_device()].multiprocessors;
+}
+
+/* The most rows of x that are streamed with the weight, in common formats. */
+constexpr unsigned BLOCKS_STREAMED = 32;
+
 /* For x given rounded, up to `batch.n` rows at once. Few rows are streamed with the weight, in common formats. */
 template <typename Format, typename Tiles>
 int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
@@ -544,8 +649,13 @@ int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &bat
         case 64: return launch_tiles<Tiles, 64>(args, batch, stream);
         case MOST_GROUP: return launch_tiles<Tiles, MOST_GROUP>(args, batch, stream);
         default:
+            if (follow_on<Format>(args)) {
+                return batch.n <= 8    ? launch_blocks_parts<Format, 1>(args, batch, stream)
+                       : batch.n <= 16 ? launch_blocks_parts<Format, 2>(args, batch, stream)
+                                       : launch_blocks_parts<Format, 4>(args, batch, stream);
+            }
             const Division division = divide_blocks<Format>(args);
-            if (batch.n == 32) {
+            if (batch.n == BLOCKS_STREAMED) {
                 return launch_blocks<Format, 2, 4, true>(args, batch, division, stream);
             }
             if (units_of_group<Format>(division) == 1) {

@@ -203,6 +203,34 @@ int launch_lossless_by(const djinn_expert_linear_args &args, const Batch &batch,
                         : launch_lossless<Format, 2, 2, STREAMED>(args, batch, division, stream);
 }
 
+/* For the gathered slots of experts, in portions of up to `batch.n`. */
+template <typename Format, unsigned TILES>
+int launch_lossless_parts(const djinn_expert_linear_args &args, const Batch &batch, void *stream) {
+    const djinn_linear_args &a = args.linear;
+    const unsigned blocks = all_devices()[current_device()].multiprocessors;
+    const unsigned share = choose_routed_share(a, expected_experts(args), blocks, TILE_ROWS), shares = shares_of(a, share);
+    const LosslessBlock block{ceil_div(share, 16), 2};
+    static_assert(TILE_ROWS <= 16 * lossless_groups(2));
+    const unsigned stage = lossless_stage(block) + PARTIALS * 8 * TILES * BLOCK_ROW;
+    const unsigned fit = (LEAST_SHARED - lossless_beside(block, batch.n, 0)) / stage;
+    TileMaps maps;
+    const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
+        return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, BLOCK_ROW, share, CU_TENSOR_MAP_SWIZZLE_128B);
+    };
+    if (!encode_map(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES) || !encode_runs(maps, args, encode)) {
+        return cudaErrorInvalidValue;
+    }
+    const auto kernel = djinn_expert_linear_lossless<Format, TILES>;
+    if (const cudaError_t code = allow_shared(kernel, LEAST_SHARED); code != cudaSuccess) {
+        return code;
+    }
+    const uint64_t parts = uint64_t(shares) * batch.portions(8 * TILES);
+    const unsigned ahead = LOSSLESS_WINDOW / (3 * share * BLOCK_ROW), threads = block.groups * GROUP_THREADS + supplying(true);
+    const EncodedFrame frame{share, shares, fit < LOSSLESS_STAGES ? fit : LOSSLESS_STAGES, ahead > 1 ? ahead : 1, 8 * TILES,
+                             batch.range()};
+    return launch(kernel, parts < blocks ? unsigned(parts) : blocks, threads, LEAST_SHARED, stream, args, maps, frame);
+}
+
 /* Up to `most` rows of x at once, or as many as there is room for, of experts that by_experts() chose. */
 template <typename Format> int launch_lossless_some(const djinn_expert_linear_args &args, unsigned most, void *stream) {
     const djinn_linear_args &a = args.linear;
@@ -242,13 +270,21 @@ int launch_rounded(const djinn_expert_linear_args &args, const Batch &batch, voi
                    ? launch_lossless_tiles<typename Format::Type>(a, division, stream)
                    : launch_tiles_of<Tiles>(args, batch, stream);
     }
+    if (batch.experts > 0) {
+        return batch.n <= 8 ? launch_lossless_parts<Format, 1>(args, batch, stream)
+                            : launch_lossless_parts<Format, 2>(args, batch, stream);
+    }
     const Division division = divide_lossless(args);
     return launch_lossless_by<Format, true>(args, batch, division, lossless_block(division.share).each, stream);
 }
 
 template <typename T>
-constexpr EncodedKernels LOSSLESS = {encoded_rows<LosslessLanes<T>>, launch_lossless<LosslessLanes<T>>,
-                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>, [](unsigned) { return 0u; }};
+constexpr EncodedKernels LOSSLESS = {DJINN_LINEAR_TILES,
+                                     MOST_STREAMED,
+                                     encoded_rows<LosslessLanes<T>>,
+                                     launch_lossless<LosslessLanes<T>>,
+                                     launch_rounded<LosslessLanes<T>, LosslessTiles<T>>,
+                                     [](unsigned) { return 0u; }};
 
 /* The kernels of an encoding, or null if none serves it. */
 static const EncodedKernels *kernels_of(uint32_t encoding, uint32_t dtype) {
@@ -301,10 +337,11 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
         return cudaErrorInvalidValue;
     }
     const EncodedKernels &kernels = *kernels_of(a.encoding, a.weight_dtype);
-    /* Few slots are not gathered, if their rows fit beside a ring. */
+    /* Few slots are not gathered, if their rows fit beside a ring and one launch takes all experts. */
     const unsigned room = dynamic_shared();
     const unsigned rows = a.rows < MOST_ROWS ? a.rows : MOST_ROWS;
-    const bool few = (a.rows <= FEW_ENCODED || are_apart(args)) && MOST_RING + rows * encoded_pitch(a.k) <= room;
+    const bool fit = MOST_RING + rows * encoded_pitch(a.k) <= room && args.chosen * tiles_of(a) <= kernels.few_tiles;
+    const bool few = (a.rows <= FEW_ENCODED || uint64_t(a.rows) * 4 < args.experts) && fit;
     if (!few && args.workspace_bytes / 2 / MOST_GROUP >= a.k && clusters_at_once() > 0) {
         const EncodedWide *const wide = encoded_wide(a.encoding, a.weight_dtype);
         /*
@@ -313,8 +350,9 @@ int expert_linear_encoded(const djinn_expert_linear_args &args, void *stream) {
          */
         const bool has_few = ceil_div(a.n, TILE_ROWS) < unsigned(all_devices()[current_device()].multiprocessors);
         const bool meanwhile = wide != nullptr && a.rows / args.experts >= (has_few ? 1 : 2) * MOST_GROUP;
-        const unsigned most = has_few ? MOST_GROUP / 2 : MOST_GROUP;
-        return by_batches(args, most, false, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
+        const unsigned n = portion_slots(args, has_few ? MOST_GROUP / 2 : MOST_GROUP);
+        const bool together = !meanwhile && n <= kernels.many_slots && are_few_runs(args);
+        return by_batches(args, n, together, stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
             return meanwhile ? wide->run_experts(some, batch.range(), stream) : kernels.many(some, batch, stream);
         });
     }

@@ -120,9 +120,11 @@ template <typename Format> int launch_encoded(const djinn_expert_linear_args &ar
 
 /*
  * What serves an encoding: the rows of x that `few` can take at once, `few`, and `many` for up to MOST_GROUP rows, on
- * Hopper; there, more rows than `unrounded` should be given rounded.
+ * Hopper; there, more rows than `unrounded` should be given rounded. One launch of `few` takes up to `few_tiles` of experts, and
+ * one of `many` all of them if portions have up to `many_slots`.
  */
 struct EncodedKernels {
+    unsigned few_tiles, many_slots;
     unsigned (*rows)(unsigned k);
     int (*few)(const djinn_expert_linear_args &args, unsigned most, void *stream);
     int (*many)(const djinn_expert_linear_args &args, const Batch &batch, void *stream);

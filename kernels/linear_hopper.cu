@@ -154,7 +154,7 @@ template <typename Args>
 int launch_plain(const Args &args, const djinn_linear_args &a, const Batch &batch, void *stream) {
     const unsigned at_once = clusters_at_once(), experts = expected_experts(args);
     const unsigned share = batch.experts == 0 ? choose_share(a, at_once, MOST_TILES)
-                                              : choose_routed_share(a, experts, at_once, MOST_TILES);
+                                              : choose_routed_share(a, experts, at_once, MOST_TILES * TILE_ROWS);
     const unsigned tiles = ceil_div(share, TILE_ROWS);
     if (a.weight_dtype == DJINN_F16) {
         return launch_hopper(choose_hopper<Args, f16>(batch.n, tiles), args, a, batch, share, stream);
@@ -210,7 +210,7 @@ static bool are_small(const djinn_expert_linear_args &a) {
 }
 
 int expert_linear_hopper(const djinn_expert_linear_args &a, void *stream) {
-    return by_batches(a, MOST_GROUP, are_few_runs(a), stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
+    return by_batches(a, portion_slots(a, MOST_GROUP), are_few_runs(a), stream, [&](const djinn_expert_linear_args &some, const Batch &batch) {
         const bool wide = batch.n == MOST_GROUP || (batch.n == MOST_GROUP / 2 && are_small(some));
         return wide ? expert_linear_wide(some, batch.range(), stream) : launch_plain(some, some.linear, batch, stream);
     });

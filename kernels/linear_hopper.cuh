@@ -100,16 +100,6 @@ struct AllRows {
     static constexpr bool ROUTED = false;
 };
 
-/*
- * A part of a launch's work: a share of a weight, and the rows of x that it is multiplied with, `count` from `first` on. Of
- * experts, also the slots of these.
- */
-struct Part {
-    Share share;
-    unsigned first, count;
-    const uint32_t *slots;
-};
-
 /* Of a block of a cluster that adds partial sums: those of a ring of stages, and of handing over the sums. */
 struct SummingBarriers {
     Barrier ready[MOST_STAGES], x_ready[MOST_STAGES], free[MOST_STAGES];
@@ -177,11 +167,7 @@ template <typename Weight, unsigned N, unsigned TILES, typename Parts> struct Ho
 
     __device__ __forceinline__ Part part_at(unsigned index) const {
         if constexpr (Parts::ROUTED) {
-            const unsigned expert = parts.expert_of(index), begin = parts.rows[expert], end = parts.ends[expert];
-            const unsigned within = index - parts.begins[expert], portions = (end - begin + N - 1) / N;
-            const unsigned outer = within / portions, first = begin + (within - outer * portions) * N;
-            const Share share = share_of(a, parts.weights, f.share, outer, Weight::row_bytes(a), expert * tiles_of(a));
-            return {share, first, min(end - first, N), parts.slots + first};
+            return parts.at(a, f.share, Weight::row_bytes(a), N, index);
         } else {
             return {share_of(a, a.weights, f.share, index, Weight::row_bytes(a)), 0, a.rows, nullptr};
         }
@@ -445,11 +431,11 @@ inline unsigned choose_share(const djinn_linear_args &a, unsigned at_once, unsig
  * The same for shares of several weights. They follow one another in a block, which copies one while another ends, so a share
  * takes little beside its rows: by an estimate, the time of some rows.
  */
-inline unsigned choose_routed_share(const djinn_linear_args &a, unsigned weights, unsigned at_once, unsigned most_tiles) {
+inline unsigned choose_routed_share(const djinn_linear_args &a, unsigned weights, unsigned at_once, unsigned most_rows) {
     constexpr unsigned BESIDE = 24;
     unsigned best = 0;
     uint64_t best_cost = 0;
-    const unsigned least = ceil_div(a.tile_rows, most_tiles * TILE_ROWS);
+    const unsigned least = ceil_div(a.tile_rows, most_rows);
     for (unsigned each = least; each < 2 * least + 8; ++each) {
         const unsigned share = ceil_div(a.tile_rows, each);
         const uint64_t cost = ceil_div(uint64_t(shares_of(a, share)) * weights, at_once) * uint64_t(share + BESIDE);
@@ -507,16 +493,21 @@ int launch_hopper(const HopperChoice<Weight, Args> &chosen, const Args &args, co
 /* Gathers the rows of x of the experts' slots in `range`, rounded, in the workspace: [end - first, k]. */
 int gather_slots(const djinn_expert_linear_args &args, SlotRange range, void *stream);
 
+/* Slots for which a portion has room: twice as many as an expert has on average, up to `most`. */
+inline unsigned portion_slots(const djinn_expert_linear_args &args, unsigned most) {
+    const unsigned wanted = plain_columns(ceil_div(2 * uint64_t(args.linear.rows), args.experts));
+    return wanted < most ? wanted : most;
+}
+
 /*
  * Gathers the slots in the workspace, as many as fit, and calls `launch(some, batch)` for all experts `together`, or some at a
- * time, of each batch. A portion has room for twice as many slots as an expert has on average, up to `most`.
+ * time, of each batch, in portions of up to `n` slots.
  */
 template <typename Launch>
-int by_batches(const djinn_expert_linear_args &args, unsigned most, bool together, void *stream, const Launch &launch) {
+int by_batches(const djinn_expert_linear_args &args, unsigned n, bool together, void *stream, const Launch &launch) {
     /* A grid has up to 65,535 portions, and a portion has room for 8 slots or more. */
     constexpr unsigned MOST_SLOTS = 1 << 18;
-    const unsigned slots = args.linear.rows, wanted = plain_columns(ceil_div(2 * uint64_t(slots), args.experts));
-    const unsigned n = wanted < most ? wanted : most;
+    const unsigned slots = args.linear.rows;
     const uint64_t fit = args.workspace_bytes / (uint64_t(args.linear.k) * 2);
     const unsigned step = fit < MOST_SLOTS ? unsigned(fit) : MOST_SLOTS;
     for (unsigned first = 0; first < slots; first += step) {

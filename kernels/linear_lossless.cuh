@@ -9,7 +9,8 @@
  * producer warp copies the same columns of it to each stage. Or, for few slots of experts, the block first rounds all of it to
  * shared memory.
  *
- * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn. No second one fits beside it.
+ * Launch: one block on each multiprocessor takes equal shares of the weight's rows, in turn; with streamed slots of experts,
+ * shares of all their weights. No second one fits beside it.
  */
 #ifndef DJINN_LINEAR_LOSSLESS_CUH
 #define DJINN_LINEAR_LOSSLESS_CUH
@@ -104,14 +105,20 @@ template <typename T> struct RunOfTwo {
     }
 };
 
-/* EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. */
-template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct LosslessRows {
-    static_assert(EACH == 1 || EACH == 2);
+/*
+ * EACH units of 8 rows of the weight for each group, times up to 8 TILES rows of x, which are STREAMED or not. `Rows`: SomeRows,
+ * or RoutedParts, whose x is streamed.
+ */
+template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typename Rows> struct LosslessRows {
+    static constexpr bool ROUTED = !std::is_same_v<Rows, SomeRows>;
+    static_assert((EACH == 1 || EACH == 2) && (STREAMED || !ROUTED));
     using T = typename Format::Type;
     using Code = Lossless<T>;
     using Products = UnitProducts<T, EACH, TILES>;
     using Escapes = typename Format::template Rows<EACH>;
     static constexpr unsigned ROWS = 8 * EACH, SEGMENT = PARTIALS * RUN;
+    /* Bytes of a column of the weight's tensor maps. */
+    static constexpr unsigned WORD = ROUTED ? 4 : 2;
     /* Boxes of a segment, 128 bytes of each row: two of signs and mantissas, one of codes. */
     static constexpr unsigned BOXES = 3;
 
@@ -124,26 +131,45 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     static __device__ __forceinline__ unsigned box_bytes(unsigned groups) { return groups * ROWS * BLOCK_ROW; }
 
+    static __device__ __forceinline__ unsigned parts(const Rows &rows, const EncodedFrame &f) {
+        if constexpr (ROUTED) {
+            return rows.parts;
+        } else {
+            return f.shares;
+        }
+    }
+
+    static __device__ __forceinline__ Part part_at(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
+                                                   unsigned index) {
+        if constexpr (ROUTED) {
+            return rows.at(a, f.share, a.row_bytes, 8 * TILES, index);
+        } else {
+            return {share_of(a, rows.weights(), f.share, index, a.row_bytes, rows.tile), rows.first, rows.count(), nullptr};
+        }
+    }
+
     /*
-     * Calls `work(share, segment, copied, slot)` for all segments of all shares, of which `share` is the first, once a stage
-     * is free; `copied` came before.
+     * Calls `work(part, segment, copied, slot)` for all segments of all parts, of which `part` is the first, once a stage is
+     * free; `copied` came before.
      */
     template <typename Work>
-    static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const EncodedFrame &f, Barriers &barriers,
-                                                        unsigned skipped, Share share, const Work &work) {
-        const unsigned segments = ceil_segments(a.k);
+    static __device__ __forceinline__ void each_segment(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
+                                                        Barriers &barriers, Part part, const Work &work) {
+        const unsigned segments = ceil_segments(a.k), all = parts(rows, f);
         Place place;
         unsigned copied = 0;
-        for (unsigned index = blockIdx.x; index < f.shares;) {
+        for (unsigned index = blockIdx.x; index < all;) {
             for (unsigned segment = 0; segment < segments; ++segment, ++copied) {
                 if (copied >= f.stages) {
                     barriers.free[place.slot].wait(place.parity ^ 1);
                 }
-                work(share, segment, copied, place.slot);
+                work(part, segment, copied, place.slot);
                 place.advance(f.stages);
             }
             index += gridDim.x;
-            share = share_of(a, a.weights, f.share, index, a.row_bytes, skipped);
+            if (index < all) {
+                part = part_at(a, rows, f, index);
+            }
         }
     }
 
@@ -151,37 +177,47 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
      * Copies the weight, by one lane. While the ring is first filled, few stages are in flight: loads of x, and of the
      * kernel before, would queue behind them.
      */
-    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
-                                                  Barriers &barriers, unsigned ring, unsigned groups, unsigned skipped,
-                                                  const Share &first) {
+    template <typename Maps>
+    static __device__ __forceinline__ void supply(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
+                                                  const Maps &maps, Barriers &barriers, unsigned ring, unsigned groups,
+                                                  const Part &first) {
         const unsigned box = box_bytes(groups), bytes = BOXES * f.share * BLOCK_ROW;
-        each_segment(a, f, barriers, skipped, first, [&](const Share &share, unsigned segment, unsigned copied, unsigned slot) {
+        each_segment(a, rows, f, barriers, first, [&](const Part &part, unsigned segment, unsigned copied, unsigned slot) {
+            const Share &share = part.share;
             if (copied >= f.ahead && copied < f.stages) {
                 barriers.ready[copied - f.ahead].wait(0);
             }
             const unsigned to = ring + slot * (BOXES * box + X_BYTES), ready = shared_address(&barriers.ready[slot]);
             Barrier::arrive_expecting_at(ready, bytes);
             /* Past a row's columns, other bytes of the row are read; past its end, zeros. */
-            const auto copy = [&](unsigned i, unsigned column) {
-                copy_box_to(to + i * box, maps.weights[share.tile], column, share.row, ready, leaves_first());
+            const auto copy = [&](unsigned i, unsigned byte) {
+                const unsigned column = byte / WORD;
+                if constexpr (ROUTED) {
+                    const unsigned place = maps.place[share.tile];
+                    copy_box_to(to + i * box, maps.of(share.tile), column, share.row, place, ready, leaves_first());
+                } else {
+                    copy_box_to(to + i * box, maps.of(share.tile), column, share.row, ready, leaves_first());
+                }
             };
-            copy(0, segment * SEGMENT / 2);
-            copy(1, segment * SEGMENT / 2 + 64);
-            copy(2, (a.k + segment * SEGMENT / 2) / 2);
+            copy(0, segment * SEGMENT);
+            copy(1, segment * SEGMENT + 128);
+            copy(2, a.k + segment * SEGMENT / 2);
         });
     }
 
-    /* Copies x from `row` on, by one lane. */
-    static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const EncodedFrame &f, const Maps &maps,
-                                                    Barriers &barriers, unsigned ring, unsigned groups, unsigned row) {
+    /* Copies x, by one lane. */
+    template <typename Maps>
+    static __device__ __forceinline__ void supply_x(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
+                                                    const Maps &maps, Barriers &barriers, unsigned ring, unsigned groups,
+                                                    const Part &first) {
         const unsigned before = BOXES * box_bytes(groups);
         admit_bulk_copies();
-        each_segment(a, f, barriers, 0, {}, [&](const Share &, unsigned segment, unsigned, unsigned slot) {
+        each_segment(a, rows, f, barriers, first, [&](const Part &of, unsigned segment, unsigned, unsigned slot) {
             const unsigned to = ring + slot * (before + X_BYTES) + before, ready = shared_address(&barriers.x_ready[slot]);
             Barrier::arrive_expecting_at(ready, X_BYTES);
 #pragma unroll
             for (unsigned part = 0; part < PARTIALS; ++part) {
-                copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, row, ready);
+                copy_box_to(to + part * X_BOX, maps.x, segment * SEGMENT + part * RUN, of.first, ready);
             }
         });
     }
@@ -190,7 +226,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 
     static __device__ __forceinline__ void meet(unsigned threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
-    static __device__ __forceinline__ void compute(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
+    static __device__ __forceinline__ void compute(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
                                                    Barriers &barriers, unsigned ring, unsigned groups) {
         /* A shuffle, so that the compiler knows it to be uniform. */
         const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), part = warp % PARTIALS, group = warp / PARTIALS;
@@ -198,11 +234,11 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned first = group * ROWS, box = box_bytes(groups), stage_size = pin_shared(BOXES * box + X_BYTES);
         const unsigned end = ring + f.stages * stage_size;
         const unsigned staged = end + PARTIALS * 8 * TILES * groups * ROWS * unsigned(sizeof(float));
-        float *const parts = reinterpret_cast<float *>(shared_at(end));
+        float *const handed = reinterpret_cast<float *>(shared_at(end));
         if (a.fresh != 0) {
             await_previous();
         }
-        Share share = share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile);
+        Share share = part_at(a, rows, f, blockIdx.x).share;
         Escapes of;
         of.expect(a, share, first + row, quad);
         if (rows.slots == nullptr) {
@@ -222,7 +258,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
         const unsigned past = pin_shared(begin + f.stages * unsigned(sizeof(Barrier)));
         unsigned barrier = begin, parity = 0, at = stages_at;
         /* Runs of this warp. The last segment may have none for it. */
-        const unsigned runs = pin_shared(runs_of(a, part)), segments = ceil_segments(a.k);
+        const unsigned runs = pin_shared(runs_of(a, part)), segments = ceil_segments(a.k), all = parts(rows, f);
         const auto wait = [&] {
             if constexpr (STREAMED) {
                 Barrier::wait_both(barrier + READY, barrier + X_READY, parity);
@@ -242,15 +278,17 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             }
         };
 #pragma unroll 1
-        for (unsigned index = blockIdx.x; index < f.shares; index += gridDim.x) {
+        for (unsigned index = blockIdx.x; index < all; index += gridDim.x) {
             of.begin(part, quad);
             typename Products::Sums sums = {};
             /* Rows past the last repeat it; their sums are not stored. */
             unsigned x[TILES];
+            if constexpr (!STREAMED) {
 #pragma unroll
-            for (unsigned tile = 0; tile < TILES; ++tile) {
-                const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
-                x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
+                for (unsigned tile = 0; tile < TILES; ++tile) {
+                    const unsigned of_row = min(row + 8 * tile, rows.count() - 1);
+                    x[tile] = keep(staged + of_row * encoded_pitch(a.k) + part * RUN * 2 + quad * 16);
+                }
             }
             /*
              * Loaded of a segment while the one before is multiplied: the weight's, and of x what was multiplied. A warp
@@ -329,18 +367,25 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
                 leave();
             }
             const Share done = share;
-            const bool is_last = index + gridDim.x >= f.shares;
+            const bool is_last = index + gridDim.x >= all;
             if (!is_last) {
-                share = share_of(a, rows.weights(), f.share, index + gridDim.x, a.row_bytes, rows.tile);
+                share = part_at(a, rows, f, index + gridDim.x).share;
                 of.expect(a, share, first + row, quad);
             }
-            finish(a, rows, done, sums, parts, groups, is_last);
+            if constexpr (ROUTED) {
+                /* Found again: it would take registers meanwhile. */
+                const Part found = part_at(a, rows, f, index);
+                finish(a, PartRows{found}, found.share, sums, handed, groups, is_last);
+            } else {
+                finish(a, rows, done, sums, handed, groups, is_last);
+            }
         }
     }
 
     /* Adds the partial sums of a share in order, and stores. */
-    static __device__ __forceinline__ void finish(const djinn_linear_args &a, const SomeRows &rows, const Share &share,
-                                                  const typename Products::Sums &sums, float *parts, unsigned groups,
+    template <typename Stored>
+    static __device__ __forceinline__ void finish(const djinn_linear_args &a, const Stored &rows, const Share &share,
+                                                  const typename Products::Sums &sums, float *handed, unsigned groups,
                                                   bool is_last) {
         const unsigned warp = threadIdx.x / 32, part = warp % PARTIALS, group = warp / PARTIALS, lane = threadIdx.x % 32;
         const unsigned width = groups * ROWS, threads = groups * GROUP_THREADS;
@@ -349,17 +394,18 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
 #pragma unroll
             for (unsigned i = 0; i < 2 * EACH; ++i) {
                 const unsigned x_row = tile * 8 + lane % 4 * 2 + i % 2;
-                parts[(part * 8 * TILES + x_row) * width + group * ROWS + i / 2 * 8 + lane / 4] = sums[0][tile][i];
+                handed[(part * 8 * TILES + x_row) * width + group * ROWS + i / 2 * 8 + lane / 4] = sums[0][tile][i];
             }
         }
         meet(threads);
-        add_partials(a, rows, parts, width, 8 * TILES * width, share, 0, threadIdx.x, threads);
+        add_partials(a, rows, handed, width, 8 * TILES * width, share, 0, threadIdx.x, threads);
         if (!is_last) {
             meet(threads);
         }
     }
 
-    static __device__ __forceinline__ void run(const djinn_linear_args &a, const SomeRows &rows, const EncodedFrame &f,
+    template <typename Maps>
+    static __device__ __forceinline__ void run(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
                                                const Maps &maps) {
         extern __shared__ uint4 shared[];
         __shared__ Barriers barriers;
@@ -378,9 +424,9 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             compute(a, rows, f, barriers, ring, groups);
             return;
         }
-        const Share share = share_of(a, rows.weights(), f.share, blockIdx.x, a.row_bytes, rows.tile);
+        const Part of = part_at(a, rows, f, blockIdx.x);
         if (threadIdx.x == supplier) {
-            prefetch_map(maps.weights[share.tile]);
+            prefetch_map(maps.of(of.share.tile));
             if constexpr (STREAMED) {
                 prefetch_map(maps.x);
             }
@@ -392,12 +438,12 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED> struct 
             admit_bulk_copies();
         }
         if (threadIdx.x == supplier) {
-            supply(a, f, maps, barriers, ring, groups, rows.tile, share);
+            supply(a, rows, f, maps, barriers, ring, groups, of);
         }
         __syncwarp();
         await_previous();
         if (STREAMED && threadIdx.x == supplier + 32) {
-            supply_x(a, f, maps, barriers, ring, groups, rows.first);
+            supply_x(a, rows, f, maps, barriers, ring, groups, of);
         }
         __syncwarp();
     }
@@ -415,7 +461,19 @@ __global__ void __launch_bounds__(GROUP_THREADS * lossless_groups(EACH) + supply
         rows = slots_of_block(a, blockIdx.y, f.most, f.range);
     }
     if (rows.count() > 0) {
-        DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps));
+        DJINN_ON_HOPPER(LosslessRows<Format, EACH, TILES, STREAMED, SomeRows>::run(a.linear, rows, f, maps));
+    }
+}
+
+/* Over the weights of experts. Blocks go on from one expert's to the next's. */
+template <typename Format, unsigned TILES>
+__global__ void __launch_bounds__(GROUP_THREADS * lossless_groups(2) + supplying(true), 1)
+    djinn_expert_linear_lossless(const __grid_constant__ djinn_expert_linear_args a, const __grid_constant__ TileMaps maps,
+                                 const __grid_constant__ EncodedFrame f) {
+    using Parts = RoutedParts<DJINN_EXPERT_TILES>;
+    __shared__ Parts parts;
+    if (parts.find(a, f.range, f.shares, 8 * TILES, blockIdx.x)) {
+        DJINN_ON_HOPPER(LosslessRows<Format, 2, TILES, true, Parts>::run(a.linear, parts, f, maps));
     }
 }
 

@@ -366,13 +366,13 @@ inline bool encode_bytes(CUtensorMap &map, const void *rows_at, uint32_t rows, u
 
 /* The same for matrices that lie `apart` bytes from one another, a multiple of 16: words, rows, matrices; words of 4 bytes. */
 inline bool encode_matrices(CUtensorMap &map, const void *first, uint32_t matrices, uint64_t apart, uint32_t rows,
-                            uint32_t row_bytes, uint32_t box_bytes, uint32_t box_rows) {
+                            uint32_t row_bytes, uint32_t box_bytes, uint32_t box_rows,
+                            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE) {
     constexpr uint32_t WORD = 4;
     const cuuint64_t sizes[3] = {row_bytes / WORD, rows, matrices}, strides[2] = {row_bytes, apart};
     const cuuint32_t box[3] = {box_bytes / WORD, box_rows, 1}, steps[3] = {1, 1, 1};
     return map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 3, const_cast<void *>(first), sizes, strides, box, steps,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, A_LINE,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, A_LINE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Describes pages of f16 or bf16 to TMA: columns, the rows of a page, pages; in boxes of `box_rows` rows. */
