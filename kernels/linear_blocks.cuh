@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_sixteen_if(bool mine, Four &first, Four &se
  * or RoutedParts, whose x is streamed.
  */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typename Rows = SomeRows> struct BlocksRows {
-    static constexpr bool ROUTED = !std::is_same_v<Rows, SomeRows>;
+    static constexpr bool ROUTED = Rows::ROUTED;
     static_assert(STREAMED || !ROUTED);
     using T = f16;
     using Prepared = typename Format::Prepared;
@@ -133,20 +133,20 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
     const djinn_linear_args &a;
     const Rows &rows;
     const BlocksFrame &f;
+    /* The block's first part. It is found before the block waits for anything. */
+    const Part first_part;
     Barriers &barriers;
     const unsigned ring, groups, turn_rows, stage_size, stages;
 
     __device__ __forceinline__ BlocksRows(const djinn_linear_args &a, const Rows &rows, const BlocksFrame &f, Barriers &barriers,
                                           unsigned ring)
-        : a(a), rows(rows), f(f), barriers(barriers), ring(ring), groups(f.groups), turn_rows(groups * ROWS),
-          stage_size(stage_bytes(groups)), stages((a.k + SEGMENTS * SEGMENT - 1) / (SEGMENTS * SEGMENT)) {}
+        : a(a), rows(rows), f(f), first_part(rows.at(a, f.share, a.row_bytes, 8 * TILES, blockIdx.x)), barriers(barriers),
+          ring(ring), groups(f.groups), turn_rows(groups * ROWS), stage_size(stage_bytes(groups)),
+          stages((a.k + SEGMENTS * SEGMENT - 1) / (SEGMENTS * SEGMENT)) {}
 
+    /* The part with that index; the block's only one, of rows in order. */
     __device__ __forceinline__ Part part_at(unsigned index) const {
-        if constexpr (ROUTED) {
-            return rows.at(a, f.share, a.row_bytes, 8 * TILES, index);
-        } else {
-            return {share_of(a, rows.weights(), f.share, index, a.row_bytes, rows.tile), rows.first, rows.count(), rows.slots};
-        }
+        return ROUTED ? rows.at(a, f.share, a.row_bytes, 8 * TILES, index) : first_part;
     }
 
     /* Whether the block has another part after that with this index, and its index. */
@@ -169,28 +169,32 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
         return min(groups, (f.share - first + ROWS - 1) / ROWS);
     }
 
-    /* Calls `begin(index)` for each part, and then `work(first, stage, copied, slot, parity)` for all stages of its turns. */
+    /* Calls `begin(part)` for each part, and then `work(first, stage, copied, slot, parity)` for all stages of its turns. */
     template <typename Begin, typename Work> __device__ __forceinline__ void each_stage(const Begin &begin, const Work &work) const {
         Place place;
         unsigned copied = 0, index = blockIdx.x;
-        do {
-            begin(index);
+        Part part = first_part;
+        while (true) {
+            begin(part);
             for (unsigned first = 0; first < f.share; first += turn_rows) {
                 for (unsigned stage = 0; stage < stages; ++stage, ++copied) {
                     work(first, stage, copied, place.slot, place.parity);
                     place.advance(f.stages);
                 }
             }
-        } while (next_part(index));
+            if (!next_part(index)) {
+                break;
+            }
+            part = part_at(index);
+        }
     }
 
     /* Copies the weight, by one lane. */
     __device__ __forceinline__ void supply(const TileMaps &maps) const {
         const CUtensorMap *map = nullptr;
         unsigned place = 0, row = 0;
-        const auto begin = [&](unsigned index) {
-            const Share share = part_at(index).share;
-            map = &maps.of(share.tile), place = maps.place[share.tile], row = share.row;
+        const auto begin = [&](const Part &part) {
+            map = &maps.of(part.share.tile), place = maps.place[part.share.tile], row = part.share.row;
         };
         each_stage(begin, [&](unsigned first, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
@@ -213,7 +217,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
     __device__ __forceinline__ void supply_x(const TileMaps &maps) const {
         admit_bulk_copies();
         unsigned row = 0;
-        const auto begin = [&](unsigned index) { row = part_at(index).first; };
+        const auto begin = [&](const Part &part) { row = part.first; };
         each_stage(begin, [&](unsigned, unsigned stage, unsigned copied, unsigned slot, unsigned parity) {
             if (copied >= f.stages) {
                 barriers.free[slot].wait(parity ^ 1);
@@ -228,7 +232,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
     __device__ __forceinline__ void prepare(unsigned unit) const {
         const unsigned lane = threadIdx.x % 32, row = unit * PREPARED_ROWS + lane % PREPARED_ROWS;
         const unsigned segment = lane / PREPARED_ROWS;
-        each_stage([](unsigned) {}, [&](unsigned first, unsigned stage, unsigned, unsigned slot, unsigned parity) {
+        each_stage([](const Part &) {}, [&](unsigned first, unsigned stage, unsigned, unsigned slot, unsigned parity) {
             barriers.ready[slot].wait(parity);
             const unsigned at = ring + slot * stage_size;
             if (unit * PREPARED_ROWS < groups_at(first) * ROWS) {
@@ -281,10 +285,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
         const unsigned past = pin_shared(begin + f.stages * unsigned(sizeof(Barrier)));
         unsigned barrier = begin, parity = 0, at = stages_at;
         const unsigned all = stages, whole = a.k / (SEGMENTS * SEGMENT);
-        unsigned index = blockIdx.x, turn = 0;
-        bool is_last = false;
-#pragma unroll 1
-        while (!is_last) {
+        const auto compute_turn = [&](unsigned index, unsigned turn, bool is_last) {
             const bool has_rows = turn + first < f.share;
             Sums sums = {};
             /* Of the last run that was decoded: its weights and its columns of x. Before the first, zeros are multiplied. */
@@ -406,12 +407,18 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
                 multiply(0, w);
                 multiply(1, w);
             }
-            const unsigned of_turn = turn, of_part = index;
-            turn += turn_rows;
-            if (turn >= f.share) {
-                turn = 0, is_last = !next_part(index);
+            finish(index, turn, sums, reinterpret_cast<float *>(shared_at(end)), warp, is_last);
+        };
+        unsigned index = blockIdx.x;
+        bool is_last = false;
+#pragma unroll 1
+        while (!is_last) {
+            const unsigned now = index;
+            is_last = !next_part(index);
+#pragma unroll 1
+            for (unsigned turn = 0; turn < f.share; turn += turn_rows) {
+                compute_turn(now, turn, is_last && turn + turn_rows >= f.share);
             }
-            finish(of_part, of_turn, sums, reinterpret_cast<float *>(shared_at(end)), warp, is_last);
         }
     }
 
@@ -474,7 +481,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
                 admit_bulk_copies();
             }
             if (warp == supplier && lane == 0) {
-                prefetch_map(maps.of(work.part_at(blockIdx.x).share.tile));
+                prefetch_map(maps.of(work.first_part.share.tile));
                 work.supply(maps);
             }
             __syncwarp();

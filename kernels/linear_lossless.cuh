@@ -110,7 +110,7 @@ template <typename T> struct RunOfTwo {
  * or RoutedParts, whose x is streamed.
  */
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typename Rows> struct LosslessRows {
-    static constexpr bool ROUTED = !std::is_same_v<Rows, SomeRows>;
+    static constexpr bool ROUTED = Rows::ROUTED;
     static_assert((EACH == 1 || EACH == 2) && (STREAMED || !ROUTED));
     using T = typename Format::Type;
     using Code = Lossless<T>;
@@ -141,11 +141,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
 
     static __device__ __forceinline__ Part part_at(const djinn_linear_args &a, const Rows &rows, const EncodedFrame &f,
                                                    unsigned index) {
-        if constexpr (ROUTED) {
-            return rows.at(a, f.share, a.row_bytes, 8 * TILES, index);
-        } else {
-            return {share_of(a, rows.weights(), f.share, index, a.row_bytes, rows.tile), rows.first, rows.count(), nullptr};
-        }
+        return rows.at(a, f.share, a.row_bytes, 8 * TILES, index);
     }
 
     /*

@@ -22,6 +22,7 @@ namespace djinn {
 
 /* The rows of x and of out: one after another, or those of an expert's slots, as `Routed` has them. */
 struct SomeRows {
+    static constexpr bool ROUTED = false;
     unsigned rows;
     const uint32_t *slots;
     unsigned slots_per_row, tile, first;
@@ -37,6 +38,12 @@ struct SomeRows {
     __device__ __forceinline__ unsigned count() const { return rows; }
     __device__ __forceinline__ unsigned in(unsigned i) const { return slots == nullptr ? i : slots[i] / slots_per_row; }
     __device__ __forceinline__ unsigned out(unsigned i) const { return slots == nullptr ? i : slots[i]; }
+
+    /* A share of the weight, with all rows, as RoutedParts has it. */
+    __device__ __forceinline__ Part at(const djinn_linear_args &a, unsigned share, size_t row_bytes, unsigned,
+                                       unsigned index) const {
+        return {share_of(a, tiles, share, index, row_bytes, tile), first, rows, slots};
+    }
 };
 
 /* The lane's number, read again instead of kept in a register. */

@@ -37,26 +37,26 @@ fn options(resident_fraction: f64, prefill_chunks: u32) -> Options {
     Options { budget, context: 320, prefill_rows: 48, prefill_chunks, ..Options::default() }
 }
 
-/// Never more than are asked for. Of resident weights two, or four if steps decode them.
+/// Never more than are asked for. Of resident weights four, and beside decodes two if steps do not decode them.
 #[test]
-fn steps_take_more_chunks_of_a_prompt_where_weights_stream() {
-    for (shape, resident_fraction, most, chunks) in [
-        ("tiny-gqa", 0.0, 3, 3),
-        ("tiny-gqa", 0.0, 1, 1),
-        ("tiny-gqa", 1.0, 3, 2),
-        ("tiny-gqa", 1.0, 2, 2),
-        ("tiny-gqa", 1.0, 1, 1),
-        ("tiny-gqa?encoding=q8_0", 1.0, 8, 4),
-        ("tiny-gqa?encoding=q8_0", 1.0, 3, 3),
+fn steps_take_several_chunks_of_a_prompt() {
+    for (shape, resident_fraction, most, chunks, beside_decodes) in [
+        ("tiny-gqa", 0.0, 3, 3, None),
+        ("tiny-gqa", 0.0, 1, 1, None),
+        ("tiny-gqa", 1.0, 8, 4, Some(2)),
+        ("tiny-gqa", 1.0, 3, 3, Some(2)),
+        ("tiny-gqa", 1.0, 1, 1, Some(2)),
+        ("tiny-gqa?encoding=q8_0", 1.0, 8, 4, None),
+        ("tiny-gqa?encoding=q8_0", 1.0, 3, 3, None),
     ] {
         let open_options = OpenOptions { encodings: &Encoding::ENCODED, ..OpenOptions::default() };
         let model = open(&Location::Synthetic(shape.into()), &open_options).expect("a known shape");
-        let plan = options(resident_fraction, most).plan(&model.graph, 0).expect("it fits");
-        assert_eq!(
-            plan.stack.rows.rows,
-            48 * chunks,
-            "{shape}, {resident_fraction} resident, at most {most}"
-        );
+        let options = options(resident_fraction, most);
+        let plan = options.plan(&model.graph, 0).expect("it fits");
+        let what = format!("{shape}, {resident_fraction} resident, at most {most}");
+        assert_eq!(plan.stack.rows.rows, 48 * chunks, "{what}");
+        let beside = options.prefill_beside_decodes(&model.graph, &plan);
+        assert_eq!(beside, beside_decodes.map(|chunks: u32| 48 * chunks), "{what}");
     }
 }
 
