@@ -639,7 +639,7 @@ int launch_blocks(const djinn_expert_linear_args &args, unsigned most, void *str
  * Whether blocks go on from one expert to the next: with enough parts that all blocks have about as many. Else experts have
  * blocks of their own.
  */
-template <typename Format> bool follow_on(const djinn_expert_linear_args &args) {
+inline bool follow_on(const djinn_expert_linear_args &args) {
     constexpr unsigned ROWS = 64, WAVES = 4;
     const uint64_t parts = uint64_t(shares_of(args.linear, ROWS)) * expected_experts(args);
     return args.order != nullptr && parts >= WAVES * all_devices()[current_device()].multiprocessors;
@@ -656,7 +656,7 @@ int launch_blocks_rounded(const djinn_expert_linear_args &args, const Batch &bat
         case 64: return launch_tiles<Tiles, 64>(args, batch, stream);
         case MOST_GROUP: return launch_tiles<Tiles, MOST_GROUP>(args, batch, stream);
         default:
-            if (follow_on<Format>(args)) {
+            if (follow_on(args)) {
                 return batch.n <= 8    ? launch_blocks_parts<Format, 1>(args, batch, stream)
                        : batch.n <= 16 ? launch_blocks_parts<Format, 2>(args, batch, stream)
                                        : launch_blocks_parts<Format, 4>(args, batch, stream);
