@@ -553,6 +553,18 @@ template <typename Format> unsigned rows_unrounded(unsigned k) {
     return most < fit ? most : fit;
 }
 
+/* Describes the weight's tiles to TMA and, if it is streamed, x. */
+template <typename Kernel> bool encode_streamed(TileMaps &maps, const djinn_expert_linear_args &args, const Batch &batch) {
+    const djinn_linear_args &a = args.linear;
+    const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
+        return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
+    };
+    constexpr unsigned ROWS = Kernel::X_BOX / BLOCK_ROW, BLOCKS = Kernel::SEGMENTS * PARTIALS;
+    const bool streamed = Kernel::X_BYTES > 0;
+    return (!streamed || encode_blocks(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, ROWS, BLOCKS)) &&
+           encode_runs(maps, args, encode);
+}
+
 template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED>
 int launch_blocks(const djinn_expert_linear_args &args, const Batch &batch, const Division &division, void *stream) {
     using Kernel = BlocksRows<Format, EACH, TILES, STREAMED>;
@@ -570,12 +582,7 @@ int launch_blocks(const djinn_expert_linear_args &args, const Batch &batch, cons
     }
     const unsigned stages = Kernel::stages_beside(groups, staged), window = BLOCKS_WINDOW / (groups * Kernel::BOX);
     TileMaps maps;
-    const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
-        return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
-    };
-    const unsigned x_blocks = Kernel::SEGMENTS * PARTIALS;
-    if ((STREAMED && !encode_blocks(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES, x_blocks)) ||
-        !encode_runs(maps, args, encode)) {
+    if (!encode_streamed<Kernel>(maps, args, batch)) {
         return cudaErrorInvalidValue;
     }
     const dim3 grid(division.blocks, batch.portions(batch.n));
@@ -592,17 +599,13 @@ int launch_blocks_parts(const djinn_expert_linear_args &args, const Batch &batch
     if (const cudaError_t code = allow_shared(kernel, LEAST_SHARED); code != cudaSuccess) {
         return code;
     }
+    static_assert(Kernel::beside(Kernel::GROUPS) + 2 * Kernel::stage_bytes(Kernel::GROUPS) <= LEAST_SHARED);
     const unsigned blocks = all_devices()[current_device()].multiprocessors;
     const unsigned share = choose_routed_share(a, expected_experts(args), blocks, Kernel::GROUPS * Kernel::ROWS);
     const unsigned shares = shares_of(a, share), groups = ceil_div(share, Kernel::ROWS);
     const unsigned stages = Kernel::stages_beside(groups, 0), window = BLOCKS_WINDOW / (groups * Kernel::BOX);
     TileMaps maps;
-    const auto encode = [&](CUtensorMap &map, const void *first, unsigned tiles, uint64_t apart, unsigned rows) {
-        return encode_matrices(map, first, tiles, apart, rows, a.row_bytes, Kernel::PITCH, Kernel::ROWS);
-    };
-    const unsigned x_blocks = Kernel::SEGMENTS * PARTIALS;
-    if (!encode_blocks(maps.x, batch.rounded, a.weight_dtype, batch.rows, a.k, 8 * TILES, x_blocks) ||
-        !encode_runs(maps, args, encode)) {
+    if (!encode_streamed<Kernel>(maps, args, batch)) {
         return cudaErrorInvalidValue;
     }
     const uint64_t parts = uint64_t(shares) * batch.portions(8 * TILES);
