@@ -354,6 +354,6 @@ fn capacity<D: Ops>(engine: &Engine<D>) -> Capacity {
         rows: u32::try_from(engine.plan().stack.rows.rows).unwrap_or(u32::MAX),
         sequences: kv.sequences,
         chunk: engine.chunk(),
-        prefill_beside_decodes: engine.prefill_beside_decodes(),
+        rows_beside_decodes: engine.rows_beside_decodes(),
     }
 }

@@ -65,8 +65,8 @@ pub struct Engine<D: Ops> {
     pub(crate) ahead: bool,
     /// See [`planned_prompt_rows`](Engine::planned_prompt_rows).
     planned_prompt_rows: u32,
-    /// See [`prefill_beside_decodes`](Options::prefill_beside_decodes).
-    prefill_beside_decodes: Option<u32>,
+    /// See [`rows_beside_decodes`](Options::rows_beside_decodes).
+    rows_beside_decodes: Option<u32>,
     /// When loading began, and when it ended.
     loaded: [Instant; 2],
     /// Collects times while a trace runs.
@@ -114,7 +114,7 @@ impl<D: Ops> Engine<D> {
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;
         runtime.take(&parts.plan);
         let planned_prompt_rows = options.planned_prompt_rows(&parts.plan);
-        let prefill_beside_decodes = options.prefill_beside_decodes(&parts.graph, &parts.plan);
+        let rows_beside_decodes = options.rows_beside_decodes(&parts.graph, &parts.plan);
         // After a long step the host's time matters little, and a dropped token is expensive.
         let is_short = parts.plan.placement.streamed_bytes() == 0 && !runtime.info.host_memory;
         let ahead = options.ahead && is_short;
@@ -128,7 +128,7 @@ impl<D: Ops> Engine<D> {
             prefill_rows: u64::from(options.prefill_rows).min(options.context) as u32,
             ahead,
             planned_prompt_rows,
-            prefill_beside_decodes,
+            rows_beside_decodes,
             loaded: [began, Instant::now()],
             trace: None,
         })
@@ -218,9 +218,9 @@ impl<D: Ops> Engine<D> {
         self.planned_prompt_rows
     }
 
-    /// The most rows of prefill in a step in which sessions decode. `None`: as many as fit.
-    pub fn prefill_beside_decodes(&self) -> Option<u32> {
-        self.prefill_beside_decodes
+    /// Rows of a step in which sessions decode. `None`: as many as there is memory for.
+    pub fn rows_beside_decodes(&self) -> Option<u32> {
+        self.rows_beside_decodes
     }
 
     /// A new book of the model's KV pages, all of them free. It is for callers without a scheduler; only one book may

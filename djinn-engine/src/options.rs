@@ -94,11 +94,12 @@ impl Options {
         u32::try_from(plan.stack.rows.rows - u64::from(self.decode_rows)).unwrap_or(u32::MAX)
     }
 
-    /// The most rows of prefill in a step in which sessions decode. `None`: as many as `plan` has memory for, since each
-    /// step streams or decodes weights.
-    pub fn prefill_beside_decodes(&self, graph: &Graph, plan: &MemoryPlan) -> Option<u32> {
+    /// Rows of a step in which sessions decode. `None`: as many as `plan` has memory for, since each step streams or
+    /// decodes weights.
+    pub fn rows_beside_decodes(&self, graph: &Graph, plan: &MemoryPlan) -> Option<u32> {
         let plain = plan.placement.streamed_bytes() == 0 && workspaces::encoded(graph).next().is_none();
-        plain.then(|| self.prefill_rows.saturating_mul(CHUNKS_BESIDE_DECODES))
+        let prompt = self.prefill_rows.saturating_mul(CHUNKS_BESIDE_DECODES);
+        plain.then(|| prompt.saturating_add(self.decode_rows.max(self.sequences.saturating_sub(1))))
     }
 
     /// An upper bound of the host bytes for `graph`, on a device that reserves up to 1 GiB. Devices need it before

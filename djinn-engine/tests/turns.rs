@@ -55,7 +55,7 @@ fn steps_take_several_chunks_of_a_prompt() {
         let plan = options.plan(&model.graph, 0).expect("it fits");
         let what = format!("{shape}, {resident_fraction} resident, at most {most}");
         assert_eq!(plan.stack.rows.rows, 48 * chunks, "{what}");
-        let beside = options.prefill_beside_decodes(&model.graph, &plan);
+        let beside = options.rows_beside_decodes(&model.graph, &plan);
         assert_eq!(beside, beside_decodes.map(|chunks: u32| 48 * chunks), "{what}");
     }
 }

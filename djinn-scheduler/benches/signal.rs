@@ -17,7 +17,7 @@ fn scheduler(policy: &str, sessions: u64, fit: u64) -> Scheduler {
         rows: 1 << 16,
         sequences: 1 << 12,
         chunk: 2_048,
-        prefill_beside_decodes: None,
+        rows_beside_decodes: None,
     };
     let cost = CostModel {
         page_bytes: 32 << 20,

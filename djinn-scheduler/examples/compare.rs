@@ -55,7 +55,7 @@ impl Machine {
             rows,
             sequences,
             chunk,
-            prefill_beside_decodes: None,
+            rows_beside_decodes: None,
         };
         let cost = CostModel {
             page_bytes: token_bytes * page_tokens as u64,

@@ -15,7 +15,7 @@ fn replay(text: &str, policy: &str) -> Result<String, Box<dyn std::error::Error>
         rows: 2_304,
         sequences: 256,
         chunk: 512,
-        prefill_beside_decodes: None,
+        rows_beside_decodes: None,
     };
     let cost = CostModel {
         page_bytes: 8 << 20,

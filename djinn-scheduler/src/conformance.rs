@@ -23,7 +23,7 @@ pub fn small_machine() -> (Capacity, CostModel) {
         rows: 192,
         sequences: 64,
         chunk: 128,
-        prefill_beside_decodes: None,
+        rows_beside_decodes: None,
     };
     let cost = CostModel {
         page_bytes: 8 << 20,

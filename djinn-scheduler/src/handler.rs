@@ -14,20 +14,12 @@ pub struct StepRoom {
     pub chunk: u32,
     /// Rows of the whole step that one prompt may take, but for its end.
     pub prompt_rows: u32,
-    /// The most rows of prefill if a session decodes in the step.
-    pub prefill_beside_decodes: u32,
+    /// Rows that stay empty if a session decodes in the step, so that it is shorter.
+    pub empty_beside_decodes: u32,
     /// Sessions that decode in this step so far.
     pub decoding: u32,
     /// Rows of prefill in this step so far.
     pub prefilling: u32,
-}
-
-impl StepRoom {
-    /// Rows that are left for prefill.
-    fn prefill_left(&self) -> u32 {
-        let beside = self.prefill_beside_decodes.saturating_sub(self.prefilling);
-        if self.decoding > 0 { self.rows_left.min(beside) } else { self.rows_left }
-    }
 }
 
 /// Fills a step with sessions of one phase. Waiting phases have no rows and no handler; the eviction policy treats
@@ -79,8 +71,9 @@ impl PhaseHandler for ChunkedPrefill {
     }
 
     fn tokens(&self, room: &StepRoom, session: &Session) -> u64 {
-        let rows = room.prefill_left();
-        let left = u64::from(rows.min(room.prompt_rows));
+        let empty = if room.decoding > 0 { room.empty_beside_decodes } else { 0 };
+        let rows = room.rows_left.saturating_sub(empty);
+        let left = u64::from(rows.min(room.prompt_rows.saturating_sub(empty)));
         let first = chunk_left(session.context, room.chunk);
         match left {
             _ if session.prompt <= rows.into() => session.prompt,

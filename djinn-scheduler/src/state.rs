@@ -28,25 +28,17 @@ pub struct Capacity {
     /// prompt as fit its rows beside the decodes of all other sessions, or all that is left of the prompt if this fits
     /// beside the decodes of the step.
     pub chunk: u32,
-    /// The most rows of prefill in a step in which sessions decode, so that these do not wait for a long step; one chunk
-    /// at least. `None`: as many as fit.
+    /// Rows of a step in which sessions decode, so that these do not wait for a long step. `None`: all.
     #[serde(default)]
-    pub prefill_beside_decodes: Option<u32>,
+    pub rows_beside_decodes: Option<u32>,
 }
 
 impl Capacity {
     /// Refuses a machine that cannot run anything.
     pub fn check(&self) -> Result<()> {
         let refuse = |what: &str, remedy| Err(Error::Machine { what: what.to_owned(), remedy });
-        let Capacity {
-            device_pages,
-            host_pages: _,
-            page_tokens,
-            rows,
-            sequences,
-            chunk,
-            prefill_beside_decodes,
-        } = *self;
+        let Capacity { device_pages, page_tokens, sequences, chunk, .. } = *self;
+        let rows = self.rows_beside_decodes();
         match () {
             () if device_pages == 0 => refuse("the device holds no KV page", "raise the device budget"),
             () if page_tokens == 0 => refuse("a page holds no token", "set page_tokens to 1 or more"),
@@ -59,12 +51,13 @@ impl Capacity {
                 ),
                 "raise rows to sequences - 1 + chunk",
             ),
-            () if prefill_beside_decodes.is_some_and(|rows| rows < chunk) => refuse(
-                &format!("a step with decodes cannot hold a chunk of {chunk}"),
-                "raise prefill_beside_decodes to chunk",
-            ),
             () => Ok(()),
         }
+    }
+
+    /// Rows of a step in which sessions decode.
+    pub(crate) fn rows_beside_decodes(&self) -> u32 {
+        self.rows_beside_decodes.map_or(self.rows, |rows| rows.min(self.rows))
     }
 
     /// Rows that one prompt may take of a step, whatever the step's decodes.

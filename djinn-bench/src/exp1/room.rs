@@ -31,8 +31,8 @@ pub(super) struct Room {
     pub(super) page_bytes: u64,
     /// Rows of a step.
     rows: u32,
-    /// The most of them for prefill in a step in which sessions decode.
-    prefill_beside_decodes: Option<u32>,
+    /// Rows of a step in which sessions decode; `None`: as many.
+    rows_beside_decodes: Option<u32>,
     /// Host memory that will be taken at most.
     pub(super) pinned_bytes: u64,
     /// Device and host bytes of each of two buffers in which the link is measured.
@@ -66,7 +66,7 @@ impl Room {
             context_pages,
             page_bytes,
             rows: u32::try_from(plan.stack.rows.rows)?,
-            prefill_beside_decodes: options.prefill_beside_decodes(&model.graph, &plan),
+            rows_beside_decodes: options.rows_beside_decodes(&model.graph, &plan),
             pinned_bytes: plan.host_bytes.saturating_add(BESIDE),
             probe_bytes: (args.vram() / PROBE_SHARE).clamp(LEAST_PROBE, MOST_PROBE) & !0xfff,
             most,
@@ -118,7 +118,7 @@ impl Room {
             rows: self.rows,
             sequences: options.sequences,
             chunk: options.prefill_rows,
-            prefill_beside_decodes: self.prefill_beside_decodes,
+            rows_beside_decodes: self.rows_beside_decodes,
         }
     }
 

@@ -397,7 +397,7 @@ impl<'a> Draft<'a> {
             rows_left: capacity.rows,
             chunk: capacity.chunk,
             prompt_rows: capacity.prompt_rows(),
-            prefill_beside_decodes: capacity.prefill_beside_decodes.unwrap_or(capacity.rows),
+            empty_beside_decodes: capacity.rows - capacity.rows_beside_decodes(),
             decoding: 0,
             prefilling: 0,
         };

@@ -552,15 +552,19 @@ fn a_step_takes_the_chunks_of_a_prompt_that_fit() {
 fn prefill_takes_fewer_rows_beside_decodes() {
     let (small, cost) = small_machine();
     let rows = 4 * 128 + small.sequences - 1;
-    let capacity = Capacity { device_pages: 128, rows, prefill_beside_decodes: Some(2 * 128), ..small };
+    let rows_beside_decodes = Some(2 * 128 + small.sequences - 1);
+    let capacity = Capacity { device_pages: 128, rows, rows_beside_decodes, ..small };
     let mut scheduler = Scheduler::new(capacity, parts(Box::new(Lru), cost)).expect("a machine");
     arrive_sharing(&mut scheduler, 0, 0, 512, ms(0));
     assert_eq!(step(&mut scheduler, &[], ms(0)).rows(), 512);
-    // Beside the decode: two chunks; the other session's chunk and no more; the end of a prompt, cut to a chunk.
+    // Beside the decode: two chunks of a prompt; its third and the first of another; the end of that.
     arrive_sharing(&mut scheduler, 1, 0, 384, ms(1));
     arrive_sharing(&mut scheduler, 2, 0, 300, ms(1));
     let rows: Vec<_> = (1..5).map(|at| step(&mut scheduler, &[], ms(at)).rows()).collect();
     assert_eq!(rows, [1 + 256, 1 + 256, 2 + 172, 3]);
+    // A prompt's end that fits rows in which no session decodes comes with it.
+    arrive_sharing(&mut scheduler, 3, 0, 300, ms(6));
+    assert_eq!(step(&mut scheduler, &[], ms(6)).rows(), 3 + 300);
 }
 
 #[test]
@@ -707,11 +711,7 @@ fn machines_that_cannot_run_anything_are_refused_with_the_remedy() {
     assert!(
         narrow.ends_with("cannot hold 63 decodes and a chunk of 128; raise rows to sequences - 1 + chunk")
     );
-    let short = refusal(Capacity { prefill_beside_decodes: Some(127), ..capacity });
-    assert_eq!(
-        short,
-        "a step with decodes cannot hold a chunk of 128; raise prefill_beside_decodes to chunk"
-    );
+    assert_eq!(refusal(Capacity { rows_beside_decodes: Some(128), ..capacity }), narrow);
     assert_eq!(refusal(Capacity { chunk: 0, ..capacity }), "a chunk holds no token; set chunk to 1 or more");
     assert!(refusal(Capacity { page_tokens: 0, ..capacity }).contains("set page_tokens to 1 or more"));
     assert!(refusal(Capacity { sequences: 0, ..capacity }).contains("set sequences to 1 or more"));
