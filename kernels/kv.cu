@@ -5,8 +5,8 @@
  *
  * rope_kv_write: the bits of `rope`, then of `kv_write`.
  *
- * Launch: a warp for each row and head (of keys and values, or all), several in turn if there are many; blocks of 8
- * warps. 4 elements a lane and step if head_dim allows.
+ * Launch: blocks of 8 warps, x over rows, y over the heads of a row. A warp takes a head, 4 elements a lane and step if
+ * head_dim allows; of heads that are rotated whole, a thread takes 8 elements.
  * Reference: djinn-device, src/reference.rs, `kv_write` and `rope`.
  */
 #include "kv.cuh"
@@ -15,8 +15,6 @@
 namespace djinn {
 
 constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
-/* The most blocks of a launch: several for each multiprocessor of a large device. */
-constexpr unsigned MOST_BLOCKS = 2048;
 
 /*
  * Writes a vector in int8 and its scale, by a warp. Each step is rounded to f32, as in the reference: the greatest magnitude
@@ -73,71 +71,81 @@ __device__ __forceinline__ void write_head(const djinn_kv_write_args &a, unsigne
     }
 }
 
-/* Rotates a whole head in place, two pairs a lane and step, and stores it to `to` as well, unless that is null. */
+/*
+ * How the heads of a row are dealt: the first `in_pieces` as pieces of 8 elements, one for each thread of the first
+ * `piece_blocks` blocks, and the others to warps. Only heads that are rotated whole, by halves, come in pieces; to int8, keys
+ * and values do not, since a scale is that of a whole vector.
+ */
+struct Deal {
+    unsigned in_pieces, pieces, piece_blocks;
+
+    template <typename T> static __host__ __device__ __forceinline__ Deal of(const djinn_rope_args &a) {
+        const bool whole = a.style == DJINN_ROPE_HALF && a.rotary_dim == a.head_dim && a.head_dim % 8 == 0;
+        const unsigned in_pieces = !whole ? 0 : IS_INT8<T> ? a.heads : a.heads + 2 * a.kv_heads;
+        const unsigned pieces = in_pieces * (a.head_dim / 8);
+        return {in_pieces, pieces, (pieces + THREADS - 1) / THREADS};
+    }
+};
+
+/*
+ * Four elements from `at` on of each half of a head: rotates those of queries and keys in place, and writes keys and values to
+ * the pages.
+ */
 template <typename T>
-__device__ __forceinline__ void rotate_whole(const djinn_rope_args &a, unsigned row, unsigned head, T *to) {
-    const unsigned half = a.head_dim / 2;
-    const float *table = a.table + size_t(row) * a.head_dim;
-    float *start = a.qkv + (size_t(row) * (a.heads + 2 * a.kv_heads) + head) * a.head_dim;
-    for (unsigned i = threadIdx.x % 32 * 2; i < half; i += 32 * 2) {
-        auto x = load<float, 2>(start + i), y = load<float, 2>(start + half + i);
-        const auto cos = load<float, 2>(table + i), sin = load<float, 2>(table + half + i);
+__device__ __forceinline__ void write_piece(const djinn_rope_kv_write_args &a, unsigned row, unsigned head, unsigned at) {
+    const unsigned queries = a.rope.heads, kv_heads = a.rope.kv_heads, dim = a.rope.head_dim, half = dim / 2;
+    float *const first = a.rope.qkv + (size_t(row) * (queries + 2 * kv_heads) + head) * dim + at, *const second = first + half;
+    auto x = load<float, 4>(first), y = load<float, 4>(second);
+    if (head < queries + kv_heads) {
+        const float *table = a.rope.table + size_t(row) * dim + at;
+        const auto cos = load<float, 4>(table), sin = load<float, 4>(table + half);
 #pragma unroll
-        for (unsigned j = 0; j < 2; ++j) {
-            const float2 pair = rotated(x.at[j], y.at[j], cos.at[j], sin.at[j]);
-            x.at[j] = pair.x, y.at[j] = pair.y;
+        for (unsigned i = 0; i < 4; ++i) {
+            const float2 pair = rotated(x.at[i], y.at[i], cos.at[i], sin.at[i]);
+            x.at[i] = pair.x, y.at[i] = pair.y;
         }
-        store(start + i, x);
-        store(start + half + i, y);
-        if constexpr (!IS_INT8<T>) {
-            if (to != nullptr) {
-                store(to + i, narrowed<T>(x));
-                store(to + half + i, narrowed<T>(y));
-            }
+        store(first, x);
+        store(second, y);
+    }
+    if constexpr (!IS_INT8<T>) {
+        if (head >= queries) {
+            T *const to = place_of<T>(a.write, row, head - queries) + at;
+            store(to, narrowed<T>(x));
+            store(to + half, narrowed<T>(y));
         }
     }
-}
-
-template <typename Work> __device__ __forceinline__ void each_head(unsigned rows, unsigned heads, Work work) {
-    const unsigned first = blockIdx.x * WARPS + threadIdx.x / 32;
-    for (uint64_t i = first; i < uint64_t(rows) * heads; i += uint64_t(gridDim.x) * WARPS) {
-        work(unsigned(i / heads), unsigned(i % heads));
-    }
-}
-
-inline unsigned blocks_of(unsigned rows, unsigned heads) {
-    const unsigned blocks = ceil_div(uint64_t(rows) * heads, WARPS);
-    return blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS;
 }
 
 template <typename T> __device__ void kv_write(const djinn_kv_write_args &a) {
     enter();
-    each_head(a.rows, 2 * a.kv.kv_heads, [&](unsigned row, unsigned head) { write_head<T>(a, row, head); });
+    const unsigned head = blockIdx.y * WARPS + threadIdx.x / 32;
+    if (head < 2 * a.kv.kv_heads) {
+        write_head<T>(a, blockIdx.x, head);
+    }
 }
 
 template <typename T> __device__ void rope_kv_write(const djinn_rope_kv_write_args &a) {
     enter();
-    const unsigned queries = a.rope.heads, kv_heads = a.rope.kv_heads, dim = a.rope.head_dim;
-    const bool whole = a.rope.style == DJINN_ROPE_HALF && a.rope.rotary_dim == dim && dim % 4 == 0;
-    each_head(a.rope.rows, queries + 2 * kv_heads, [&](unsigned row, unsigned head) {
-        if (whole && head < queries + kv_heads) {
-            /* int8 needs the whole vector first. */
-            const bool later = head < queries || IS_INT8<T>;
-            rotate_whole<T>(a.rope, row, head, later ? nullptr : place_of<T>(a.write, row, head - queries));
-            if (!IS_INT8<T>) {
-                return;
-            }
-        } else if (head < queries + kv_heads) {
-            for (unsigned i = threadIdx.x % 32; i < a.rope.rotary_dim / 2; i += 32) {
-                rotate(a.rope, row, head, i);
-            }
+    const unsigned row = blockIdx.x, queries = a.rope.heads, kv_heads = a.rope.kv_heads;
+    const auto deal = Deal::of<T>(a.rope);
+    if (blockIdx.y < deal.piece_blocks) {
+        const unsigned piece = blockIdx.y * THREADS + threadIdx.x, each = a.rope.head_dim / 8;
+        if (piece < deal.pieces) {
+            write_piece<T>(a, row, piece / each, piece % each * 4);
         }
-        if (head >= queries) {
-            /* Lanes read what others rotated. */
-            __syncwarp();
-            write_head<T>(a.write, row, head - queries);
+        return;
+    }
+    const unsigned head = deal.in_pieces + (blockIdx.y - deal.piece_blocks) * WARPS + threadIdx.x / 32;
+    if (head < queries + kv_heads) {
+        for (unsigned i = threadIdx.x % 32; i < a.rope.rotary_dim / 2; i += 32) {
+            rotate(a.rope, row, head, i);
         }
-    });
+    }
+    if (head >= queries && head < queries + 2 * kv_heads) {
+        /* Lanes read what others rotated. */
+        __syncwarp();
+        write_head<T>(a.write, row, head - queries);
+    }
 }
 
 } // namespace djinn
@@ -154,7 +162,7 @@ template <typename T> __device__ void rope_kv_write(const djinn_rope_kv_write_ar
 DJINN_FOR_CACHE_DTYPES(DJINN_KERNEL)
 
 extern "C" int djinn_kv_write(const djinn_kv_write_args *args, void *stream) {
-    const dim3 grid(djinn::blocks_of(args->rows, 2 * args->kv.kv_heads));
+    const dim3 grid(args->rows, djinn::ceil_div(2 * args->kv.kv_heads, djinn::WARPS));
     DJINN_LAUNCH_BY_CACHE_DTYPE(args->kv.dtype, djinn_kv_write, grid, djinn::THREADS, stream, *args);
 }
 
@@ -163,6 +171,9 @@ extern "C" int djinn_rope_kv_write(const djinn_rope_kv_write_args *args, void *s
     if (rope.style > DJINN_ROPE_INTERLEAVED) {
         return cudaErrorInvalidValue;
     }
-    const dim3 grid(djinn::blocks_of(rope.rows, rope.heads + 2 * rope.kv_heads));
+    const bool is_int8 = args->write.kv.dtype == DJINN_INT8;
+    const auto deal = is_int8 ? djinn::Deal::of<djinn::int8>(rope) : djinn::Deal::of<djinn::f32>(rope);
+    const unsigned by_warps = rope.heads + 2 * rope.kv_heads - deal.in_pieces;
+    const dim3 grid(rope.rows, deal.piece_blocks + djinn::ceil_div(by_warps, djinn::WARPS));
     DJINN_LAUNCH_BY_CACHE_DTYPE(args->write.kv.dtype, djinn_rope_kv_write, grid, djinn::THREADS, stream, *args);
 }

@@ -14,17 +14,17 @@
  * weights [head_dim]. Launch: a warp for each row and head, blocks of 8 warps; lanes take every 32nd element.
  *
  * Launch of the others: one block of 512 threads for each row; 4 elements a thread and step if the width allows, the first 2
- * or 4 steps kept in registers. The norms that products read take few registers, so that their blocks fit beside those of a
- * product.
+ * or 4 steps kept in registers. The RMS norms, which products read, take few registers, so that their blocks fit beside those
+ * of a product.
  * Reference: djinn-device, src/reference.rs, `rms_norm`, `layer_norm`, `add` and `head_norm`.
  */
 #include "element.cuh"
 
+#include <type_traits>
+
 namespace djinn {
 
 constexpr unsigned THREADS = 512;
-/* Limits the registers of norms that products read: two blocks of this many threads would fit a multiprocessor. */
-constexpr unsigned MOST_THREADS = 640;
 constexpr unsigned WARPS = THREADS / 32;
 
 /* The block's sum. `parts` is shared memory that no other sum of the kernel uses. */
@@ -130,14 +130,48 @@ __device__ void norm(const djinn_rms_norm_args &a, const float *left, const floa
     }
 }
 
-template <typename T, bool ADD>
-__device__ void norm(const djinn_rms_norm_args &a, const float *left, const float *right, float *sum) {
-    if (a.width % 4 != 0) {
-        norm<T, 1, 4, ADD>(a, left, right, sum);
-    } else if (a.width <= 2 * 4 * THREADS) {
+/*
+ * Registers are so few that this many blocks of this many threads would fit a multiprocessor. Short rows, which fit 2 steps of
+ * 4 elements, need fewer.
+ */
+template <bool SHORT> constexpr unsigned BLOCKS = SHORT ? 3 : 2;
+template <bool SHORT> constexpr unsigned MOST_THREADS = SHORT ? THREADS : THREADS + 128;
+
+inline bool is_short(unsigned width) { return width % 4 == 0 && width <= 2 * 4 * THREADS; }
+
+template <typename T, bool SHORT, bool ADD>
+__device__ __forceinline__ void norm(const djinn_rms_norm_args &a, const float *left, const float *right, float *sum) {
+    if constexpr (SHORT) {
         norm<T, 4, 2, ADD>(a, left, right, sum);
-    } else {
+    } else if (a.width % 4 == 0) {
         norm<T, 4, 4, ADD>(a, left, right, sum);
+    } else {
+        norm<T, 1, 4, ADD>(a, left, right, sum);
+    }
+}
+
+template <typename T, bool SHORT>
+__global__ void __launch_bounds__(MOST_THREADS<SHORT>, BLOCKS<SHORT>)
+    djinn_rms_norm(const __grid_constant__ djinn_rms_norm_args a) {
+    norm<T, SHORT, false>(a, nullptr, nullptr, nullptr);
+}
+
+template <typename T, bool SHORT>
+__global__ void __launch_bounds__(MOST_THREADS<SHORT>, BLOCKS<SHORT>)
+    djinn_add_rms_norm(const __grid_constant__ djinn_add_rms_norm_args a) {
+    norm<T, SHORT, true>(a.norm, a.a, a.b, a.sum);
+}
+
+/* `work(element type, whether rows are short)` for an RMS norm's arguments. */
+template <typename Work> int by_weight_and_width(const djinn_rms_norm_args &a, Work work) {
+    const auto by_width = [&](auto type) {
+        return is_short(a.width) ? work(type, std::true_type()) : work(type, std::false_type());
+    };
+    switch (a.weight_dtype) {
+    case DJINN_F32: return by_width(f32());
+    case DJINN_F16: return by_width(f16());
+    case DJINN_BF16: return by_width(bf16());
+    default: return cudaErrorInvalidValue;
     }
 }
 
@@ -244,14 +278,6 @@ template <typename T> __device__ void head_norm(const djinn_head_norm_args &a) {
 } // namespace djinn
 
 #define DJINN_KERNEL(suffix, T)                                                                              \
-    extern "C" __global__ void __launch_bounds__(djinn::MOST_THREADS, 2)                                     \
-        djinn_rms_norm_##suffix(const __grid_constant__ djinn_rms_norm_args a) {                             \
-        djinn::norm<T, false>(a, nullptr, nullptr, nullptr);                                                 \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(djinn::MOST_THREADS, 2)                                     \
-        djinn_add_rms_norm_##suffix(const __grid_constant__ djinn_add_rms_norm_args a) {                     \
-        djinn::norm<T, true>(a.norm, a.a, a.b, a.sum);                                                       \
-    }                                                                                                        \
     extern "C" __global__ void __launch_bounds__(32 * djinn::HEADS_PER_BLOCK)                                \
         djinn_head_norm_##suffix(const __grid_constant__ djinn_head_norm_args a) {                           \
         djinn::head_norm<T>(a);                                                                              \
@@ -269,7 +295,10 @@ extern "C" __global__ void __launch_bounds__(djinn::THREADS)
 }
 
 extern "C" int djinn_rms_norm(const djinn_rms_norm_args *args, void *stream) {
-    DJINN_LAUNCH_BY_DTYPE(args->weight_dtype, djinn_rms_norm, args->rows, djinn::THREADS, stream, *args);
+    return djinn::by_weight_and_width(*args, [&](auto type, auto is_short) {
+        const auto kernel = djinn::djinn_rms_norm<decltype(type), is_short>;
+        return djinn::launch(kernel, args->rows, djinn::THREADS, 0, stream, *args);
+    });
 }
 
 extern "C" int djinn_layer_norm(const djinn_layer_norm_args *args, void *stream) {
@@ -280,8 +309,10 @@ extern "C" int djinn_layer_norm(const djinn_layer_norm_args *args, void *stream)
 }
 
 extern "C" int djinn_add_rms_norm(const djinn_add_rms_norm_args *args, void *stream) {
-    const djinn_rms_norm_args &norm = args->norm;
-    DJINN_LAUNCH_BY_DTYPE(norm.weight_dtype, djinn_add_rms_norm, norm.rows, djinn::THREADS, stream, *args);
+    return djinn::by_weight_and_width(args->norm, [&](auto type, auto is_short) {
+        const auto kernel = djinn::djinn_add_rms_norm<decltype(type), is_short>;
+        return djinn::launch(kernel, args->norm.rows, djinn::THREADS, 0, stream, *args);
+    });
 }
 
 extern "C" int djinn_head_norm(const djinn_head_norm_args *args, void *stream) {
