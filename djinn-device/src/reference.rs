@@ -15,6 +15,7 @@ use crate::args::{
 use crate::{DType, Encoding, GeluForm, Operation, RopeStyle, Span};
 use choice::choose;
 use djinn_srg::lossless_row;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use routing::{combine, copy_expert, expert_linear, group, route};
 use std::borrow::Cow;
@@ -76,10 +77,20 @@ crate::for_each_op!(dispatch);
 pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::F32 => bytes_of(values.iter().map(|x| x.to_le_bytes())),
-        DType::F16 => bytes_of(values.iter().map(|&x| f16::from_f32(x).to_le_bytes())),
-        DType::BF16 => bytes_of(values.iter().map(|&x| bf16::from_f32(x).to_le_bytes())),
+        DType::F16 => bytes_of(halves::<f16>(values).iter().map(|x| x.to_le_bytes())),
+        DType::BF16 => bytes_of(halves::<bf16>(values).iter().map(|x| x.to_le_bytes())),
         DType::Int8 | DType::U32 => panic!("{dtype} has no numbers of its own"),
     }
+}
+
+/// All numbers in 16 bits, rounded several at once.
+fn halves<H: Copy + Default>(values: &[f32]) -> Vec<H>
+where
+    [H]: HalfFloatSliceExt,
+{
+    let mut rounded = vec![H::default(); values.len()];
+    rounded.convert_from_f32_slice(values);
+    rounded
 }
 
 /// The bytes of all elements. Checks encode hundreds of megabytes: byte by byte it would take most of their time.

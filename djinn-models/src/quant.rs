@@ -34,23 +34,20 @@ pub(crate) fn decode(stored: StoredType, blocks: &[u8], dtype: DType, out: &mut 
     }
 }
 
-/// At most a tile.
+/// At most a tile. Whole slices are copied and converted: element by element, tests would wait for it.
 fn widen(stored: StoredType, blocks: &[u8], out: &mut [f32]) {
-    let (halves, words) = (blocks.as_chunks::<2>().0, blocks.as_chunks::<4>().0);
     match stored {
         StoredType::Blocks(format) => format.decode(blocks, out),
         StoredType::F16 => {
-            let mut values = [f16::ZERO; TILE];
-            halves.iter().zip(&mut values).for_each(|(&bytes, value)| *value = f16::from_le_bytes(bytes));
-            values[..out.len()].convert_to_f32_slice(out);
+            let values = &mut [f16::ZERO; TILE][..out.len()];
+            bytemuck::cast_slice_mut(values).copy_from_slice(blocks);
+            values.convert_to_f32_slice(out);
         }
         StoredType::BF16 => {
             let wide = |bytes: [u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16);
-            halves.iter().zip(out).for_each(|(&bytes, value)| *value = wide(bytes));
+            blocks.as_chunks().0.iter().zip(out).for_each(|(&bytes, value)| *value = wide(bytes));
         }
-        StoredType::F32 => {
-            words.iter().zip(out).for_each(|(&bytes, value)| *value = f32::from_le_bytes(bytes));
-        }
+        StoredType::F32 => bytemuck::cast_slice_mut(out).copy_from_slice(blocks),
         other => panic!("no decoder for {}", other.name()),
     }
 }
@@ -58,19 +55,16 @@ fn widen(stored: StoredType, blocks: &[u8], out: &mut [f32]) {
 /// Rounds at most a tile to nearest, ties to even.
 fn narrow(values: &[f32], dtype: DType, out: &mut [u8]) {
     match dtype {
-        DType::F32 => {
-            let words = out.as_chunks_mut().0;
-            values.iter().zip(words).for_each(|(value, bytes)| *bytes = value.to_le_bytes());
-        }
+        DType::F32 => out.copy_from_slice(bytemuck::cast_slice(values)),
         DType::F16 => {
-            let mut halves = [f16::ZERO; TILE];
-            halves[..values.len()].convert_from_f32_slice(values);
-            let out = out.as_chunks_mut().0;
-            halves.iter().zip(out).for_each(|(half, bytes)| *bytes = half.to_le_bytes());
+            let halves = &mut [f16::ZERO; TILE][..values.len()];
+            halves.convert_from_f32_slice(values);
+            out.copy_from_slice(bytemuck::cast_slice(halves));
         }
         DType::BF16 => {
-            let out = out.as_chunks_mut().0;
-            values.iter().zip(out).for_each(|(&value, bytes)| *bytes = bf16::from_f32(value).to_le_bytes());
+            let halves = &mut [bf16::ZERO; TILE][..values.len()];
+            halves.convert_from_f32_slice(values);
+            out.copy_from_slice(bytemuck::cast_slice(halves));
         }
         DType::Int8 | DType::U32 => panic!("weights are not decoded to {dtype}"),
     }

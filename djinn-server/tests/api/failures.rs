@@ -17,6 +17,8 @@ use std::time::Duration;
 const TEXT: &str = "/v1/completions";
 /// How often a server is asked again that is about to recover.
 const TRIES: u32 = 20_000;
+/// Little: a simulated device writes to all new memory, and tests make hundreds of them.
+pub(super) const HOOK_BYTES: u64 = 1 << 20;
 
 /// A server over simulated devices that fail as planted.
 struct Fragile {
@@ -65,7 +67,7 @@ impl Fragile {
             SimDevice::with_faults(SimConfig { seed, ..SimConfig::default() }, planted.clone())
         };
         let model = setup.open(files.path().to_str().unwrap()).unwrap();
-        let serving = Serving { sequences: 2, restart_after, ..Serving::default() };
+        let serving = Serving { sequences: 2, restart_after, hook_bytes: HOOK_BYTES, ..Serving::default() };
         let go_on = &mut |_, _| ControlFlow::Continue(());
         let model = ServedModel::start_on(device, model, &setup, &serving, go_on).unwrap();
         let bound = Server::new().model("tiny", model).at(listener).unwrap();

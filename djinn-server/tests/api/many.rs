@@ -1,6 +1,7 @@
 //! Several models on one device, which holds one of them at a time.
 
 use super::client::Target;
+use super::failures::HOOK_BYTES;
 use super::sessions::named;
 use super::{Files, Running, completion};
 use djinn_cpu::{SimConfig, SimDevice};
@@ -25,7 +26,13 @@ fn setup() -> Setup {
 }
 
 fn serving() -> Serving {
-    Serving { sequences: 2, host_kv_bytes: 1 << 20, kv_bytes: Some(4 << 20), ..Serving::default() }
+    Serving {
+        sequences: 2,
+        host_kv_bytes: 1 << 20,
+        kv_bytes: Some(4 << 20),
+        hook_bytes: HOOK_BYTES,
+        ..Serving::default()
+    }
 }
 
 fn go_on(_: u64, _: u64) -> ControlFlow<()> {
