@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use divan::Bencher;
+use divan::counter::ItemsCount;
 use djinn_ringbuf::{CyclicLayout, Ring};
 
 const SEED: u64 = 0x6a69_6e6e;
@@ -22,44 +23,37 @@ fn lens(count: usize) -> Vec<u64> {
     (0..count).map(|_| (1 << 20) + next() % (127 << 20)).collect()
 }
 
-fn layout(c: &mut Criterion) {
-    let mut group = c.benchmark_group("layout");
-    for chunks in [10, 100, 1_000, 10_000] {
-        let lens = lens(chunks);
-        group.throughput(Throughput::Elements(chunks as u64));
-        group.bench_function(BenchmarkId::from_parameter(chunks), |b| {
-            b.iter(|| CyclicLayout::new(CAPACITY, ALIGN, black_box(&lens)));
-        });
-    }
-    group.finish();
+#[divan::bench(args = [10, 100, 1_000, 10_000])]
+fn layout(bencher: Bencher<'_, '_>, chunks: usize) {
+    let lens = lens(chunks);
+    bencher
+        .counter(ItemsCount::new(chunks))
+        .bench_local(|| CyclicLayout::new(CAPACITY, ALIGN, black_box(&lens)));
 }
 
 /// A full ring in steady state: each reserve is preceded by the retirements that make room for it.
-fn reserve_retire_reclaim(c: &mut Criterion) {
+#[divan::bench]
+fn reserve_retire_reclaim(bencher: Bencher<'_, '_>) {
     let lens = lens(10_000);
-    let mut group = c.benchmark_group("reserve_retire_reclaim");
-    group.throughput(Throughput::Elements(lens.len() as u64));
-    group.bench_function("steady", |b| {
-        let mut ring = Ring::new(CAPACITY);
-        let mut held = VecDeque::new();
-        b.iter(|| {
-            for &len in &lens {
-                let region = loop {
-                    match ring.reserve(black_box(len), ALIGN) {
-                        Ok(region) => break region,
-                        Err(_) => {
-                            let oldest = held.pop_front().expect("a full ring holds regions");
-                            ring.retire(oldest);
-                            ring.reclaim(oldest);
-                        }
+    let mut ring = Ring::new(CAPACITY);
+    let mut held = VecDeque::new();
+    bencher.counter(ItemsCount::new(lens.len())).bench_local(|| {
+        for &len in &lens {
+            let region = loop {
+                match ring.reserve(black_box(len), ALIGN) {
+                    Ok(region) => break region,
+                    Err(_) => {
+                        let oldest = held.pop_front().expect("a full ring holds regions");
+                        ring.retire(oldest);
+                        ring.reclaim(oldest);
                     }
-                };
-                held.push_back(region);
-            }
-        });
+                }
+            };
+            held.push_back(region);
+        }
     });
-    group.finish();
 }
 
-criterion_group!(benches, layout, reserve_retire_reclaim);
-criterion_main!(benches);
+fn main() {
+    divan::main();
+}

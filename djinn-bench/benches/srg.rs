@@ -1,29 +1,33 @@
 //! The graph and its analyses: built, cut into tiles, laid out as a stack.
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use divan::Bencher;
 use djinn_models::{Location, OpenOptions, open};
-use djinn_srg::{Rows, StackPlan, tile_bytes, tiles};
+use djinn_srg::{Graph, Rows, StackPlan};
 use std::hint::black_box;
 
 const MODELS: [&str; 2] = ["llama-2-13b", "llama-2-70b"];
 
-fn graphs(c: &mut Criterion) {
-    let location = |name: &str| Location::Synthetic(name.to_owned());
-    let build = |location: &Location| open(location, &OpenOptions::default()).expect("a known name").graph;
-    let mut group = c.benchmark_group("graph");
-    for name in MODELS {
-        let location = location(name);
-        group.bench_function(BenchmarkId::new("build", name), |b| b.iter(|| build(black_box(&location))));
-        let graph = build(&location);
-        group.bench_function(BenchmarkId::new("tiles", name), |b| {
-            b.iter(|| tiles(black_box(&graph), tile_bytes(&graph)));
-        });
-        group.bench_function(BenchmarkId::new("stack", name), |b| {
-            b.iter(|| StackPlan::new(black_box(&graph), Rows { rows: 512, logit_rows: 1 }));
-        });
-    }
-    group.finish();
+fn graph(name: &str) -> Graph {
+    open(&Location::Synthetic(name.to_owned()), &OpenOptions::default()).expect("a known name").graph
 }
 
-criterion_group!(benches, graphs);
-criterion_main!(benches);
+#[divan::bench(args = MODELS)]
+fn build(name: &str) -> Graph {
+    graph(name)
+}
+
+#[divan::bench(args = MODELS)]
+fn tiles(bencher: Bencher<'_, '_>, name: &str) {
+    let graph = graph(name);
+    bencher.bench_local(|| djinn_srg::tiles(black_box(&graph), djinn_srg::tile_bytes(&graph)));
+}
+
+#[divan::bench(args = MODELS)]
+fn stack(bencher: Bencher<'_, '_>, name: &str) {
+    let graph = graph(name);
+    bencher.bench_local(|| StackPlan::new(black_box(&graph), Rows { rows: 512, logit_rows: 1 }));
+}
+
+fn main() {
+    divan::main();
+}

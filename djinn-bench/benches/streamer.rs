@@ -1,7 +1,8 @@
 //! The streamer: what acquire and release cost the host for each chunk of a pass. The chunks are tiny, so that
 //! their copies are nearly free.
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use divan::Bencher;
+use divan::counter::ItemsCount;
 use djinn_cpu::{CpuConfig, CpuDevice};
 use djinn_device::Device;
 use djinn_engine::{Budget, Options};
@@ -12,7 +13,8 @@ use std::ops::ControlFlow;
 /// Bytes of a chunk at most: the model below becomes about a hundred of them.
 const CHUNK: u64 = 40 << 10;
 
-fn pass(c: &mut Criterion) {
+#[divan::bench]
+fn acquire_release(bencher: Bencher<'_, '_>) {
     let location = Location::Synthetic("tiny?layers=32&dtype=f16".to_owned());
     let model = open(&location, &OpenOptions::default()).expect("a known name");
     let budget = Budget { resident_fraction: Some(0.0), chunk: Some(CHUNK), ..Budget::default() };
@@ -27,21 +29,17 @@ fn pass(c: &mut Criterion) {
     let mut text = text.expect("it loads");
     let chunks = plan.placement.chunks.len();
     assert_eq!(plan.placement.streamed().count(), chunks, "every chunk is streamed");
-    let mut group = c.benchmark_group("streamer");
-    group.throughput(Throughput::Elements(chunks as u64));
-    group.bench_function("acquire_release", |b| {
-        b.iter(|| {
-            for chunk in (0..chunks as u32).map(ChunkId) {
-                text.streamer.acquire(&device, compute, chunk).expect("its copy was enqueued");
-                text.streamer.release(&device, compute, chunk).expect("it was acquired");
-            }
-            device.sync(compute).expect("nothing failed");
-            text.streamer.end_pass(&device).expect("nothing failed")
-        });
+    bencher.counter(ItemsCount::new(chunks)).bench_local(|| {
+        for chunk in (0..chunks as u32).map(ChunkId) {
+            text.streamer.acquire(&device, compute, chunk).expect("its copy was enqueued");
+            text.streamer.release(&device, compute, chunk).expect("it was acquired");
+        }
+        device.sync(compute).expect("nothing failed");
+        text.streamer.end_pass(&device).expect("nothing failed")
     });
-    group.finish();
     held.free(&device, &mut store);
 }
 
-criterion_group!(benches, pass);
-criterion_main!(benches);
+fn main() {
+    divan::main();
+}

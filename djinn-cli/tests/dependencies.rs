@@ -26,7 +26,6 @@ const SEVERAL_VERSIONS: &[&str] = &[
     "base64",
     "getrandom",
     "hashbrown",
-    "itertools",
     "libloading",
     "r-efi",
     "rand",

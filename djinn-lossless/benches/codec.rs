@@ -1,6 +1,7 @@
 //! Both directions of the lossless encoding on one core, in bytes of plain values.
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use divan::Bencher;
+use divan::counter::BytesCount;
 use djinn_lossless::{LosslessRow, SixteenBit};
 use std::hint::black_box;
 
@@ -18,35 +19,48 @@ fn weights() -> Vec<u8> {
     (0..ROWS * COLUMNS).flat_map(|_| ((value().to_bits() >> 16) as u16).to_le_bytes()).collect()
 }
 
-fn codec(c: &mut Criterion) {
+fn encode_into(row: LosslessRow, plain: &[u8], packed: &mut [u8]) -> bool {
+    let rows = plain.chunks_exact(COLUMNS * 2).zip(packed.chunks_exact_mut(row.bytes()));
+    rows.fold(true, |all, (plain, packed)| all & row.encode(SixteenBit::BF16, plain, packed))
+}
+
+/// The form of a row, plain weights, and the same encoded.
+fn encoded() -> (LosslessRow, Vec<u8>, Vec<u8>) {
     let row = LosslessRow::new(COLUMNS).expect("a row");
     let plain = weights();
     let mut packed = vec![0; ROWS * row.bytes()];
-    let mut back = vec![0; plain.len()];
-    let encode = |packed: &mut [u8]| {
-        let rows = plain.chunks_exact(COLUMNS * 2).zip(packed.chunks_exact_mut(row.bytes()));
-        rows.fold(true, |all, (plain, packed)| all & row.encode(SixteenBit::BF16, black_box(plain), packed))
-    };
-    assert!(encode(&mut packed), "the weights are encoded");
-    let mut group = c.benchmark_group("lossless");
-    group.throughput(Throughput::Bytes(plain.len() as u64));
-    group.bench_function("decode", |b| {
-        b.iter(|| {
-            for (packed, out) in packed.chunks_exact(row.bytes()).zip(back.chunks_exact_mut(COLUMNS * 2)) {
-                row.decode(SixteenBit::BF16, black_box(packed), out);
-            }
-        });
-    });
-    group.bench_function("check", |b| {
-        b.iter(|| {
-            packed.chunks_exact(row.bytes()).all(|row_bytes| row.check(SixteenBit::BF16, row_bytes).is_ok())
-        });
-    });
-    assert!(back == plain, "the weights come back");
-    let mut packed = vec![0; ROWS * row.bytes()];
-    group.bench_function("encode", |b| b.iter(|| encode(&mut packed)));
-    group.finish();
+    assert!(encode_into(row, &plain, &mut packed), "the weights are encoded");
+    (row, plain, packed)
 }
 
-criterion_group!(benches, codec);
-criterion_main!(benches);
+#[divan::bench]
+fn encode(bencher: Bencher<'_, '_>) {
+    let (row, plain, mut packed) = encoded();
+    bencher
+        .counter(BytesCount::new(plain.len()))
+        .bench_local(|| encode_into(row, black_box(&plain), &mut packed));
+}
+
+#[divan::bench]
+fn decode(bencher: Bencher<'_, '_>) {
+    let (row, plain, packed) = encoded();
+    let mut back = vec![0; plain.len()];
+    bencher.counter(BytesCount::new(plain.len())).bench_local(|| {
+        for (packed, out) in packed.chunks_exact(row.bytes()).zip(back.chunks_exact_mut(COLUMNS * 2)) {
+            row.decode(SixteenBit::BF16, black_box(packed), out);
+        }
+    });
+    assert!(back == plain, "the weights come back");
+}
+
+#[divan::bench]
+fn check(bencher: Bencher<'_, '_>) {
+    let (row, plain, packed) = encoded();
+    bencher.counter(BytesCount::new(plain.len())).bench_local(|| {
+        black_box(&packed).chunks_exact(row.bytes()).all(|bytes| row.check(SixteenBit::BF16, bytes).is_ok())
+    });
+}
+
+fn main() {
+    divan::main();
+}

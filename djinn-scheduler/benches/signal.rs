@@ -1,6 +1,6 @@
 //! What a signal and a plan cost, among 100 and 1,000 sessions.
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use divan::Bencher;
 use djinn_scheduler::{
     Arrival, Capacity, CostModel, Outcome, Registry, Scheduler, SessionId, Settings, Signal, TurnEnd,
 };
@@ -46,37 +46,28 @@ fn scheduler(policy: &str, sessions: u64, fit: u64) -> Scheduler {
     scheduler
 }
 
-fn signal(c: &mut Criterion) {
-    let mut group = c.benchmark_group("signal");
-    for policy in ["signal", "predicted"] {
-        for sessions in [100, 1_000] {
-            let mut scheduler = scheduler(policy, sessions, sessions);
-            let hint = Signal::IoWait { tool: Some("bash".to_owned()), estimated_resume_ms: Some(9_000) };
-            let mut next = 0;
-            group.bench_function(BenchmarkId::new(policy, sessions), |b| {
-                b.iter(|| {
-                    next = (next + 1) % sessions;
-                    black_box(scheduler.signal(SessionId(next), hint.clone(), Duration::from_secs(1)))
-                });
-            });
-        }
-    }
-    group.finish();
+/// Policies, and numbers of sessions.
+const CASES: [(&str, u64); 4] =
+    [("signal", 100), ("signal", 1_000), ("predicted", 100), ("predicted", 1_000)];
+
+#[divan::bench(args = CASES)]
+fn signal(bencher: Bencher<'_, '_>, (policy, sessions): (&str, u64)) {
+    let mut scheduler = scheduler(policy, sessions, sessions);
+    let hint = Signal::IoWait { tool: Some("bash".to_owned()), estimated_resume_ms: Some(9_000) };
+    let mut next = 0;
+    bencher.bench_local(|| {
+        next = (next + 1) % sessions;
+        scheduler.signal(SessionId(next), hint.clone(), Duration::from_secs(1))
+    });
 }
 
-fn plan(c: &mut Criterion) {
-    let mut group = c.benchmark_group("schedule");
-    for policy in ["signal", "predicted"] {
-        for sessions in [100, 1_000] {
-            let scheduler = scheduler(policy, sessions, sessions * 2 / 3);
-            let (state, parts) = (scheduler.state(), scheduler.parts());
-            group.bench_function(BenchmarkId::new(policy, sessions), |b| {
-                b.iter(|| djinn_scheduler::schedule(black_box(state), parts, Duration::from_secs(1)));
-            });
-        }
-    }
-    group.finish();
+#[divan::bench(args = CASES)]
+fn schedule(bencher: Bencher<'_, '_>, (policy, sessions): (&str, u64)) {
+    let scheduler = scheduler(policy, sessions, sessions * 2 / 3);
+    let (state, parts) = (scheduler.state(), scheduler.parts());
+    bencher.bench_local(|| djinn_scheduler::schedule(black_box(state), parts, Duration::from_secs(1)));
 }
 
-criterion_group!(benches, signal, plan);
-criterion_main!(benches);
+fn main() {
+    divan::main();
+}
