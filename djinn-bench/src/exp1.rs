@@ -19,9 +19,10 @@ use crate::{figures, interrupt, remark, report, size};
 use anyhow::{Context, Result, bail, ensure};
 use bed::{Bed, Ran, SimBed};
 use djinn_device::Ops;
-use djinn_engine::{Options, Workspaces};
+use djinn_engine::Workspaces;
 use djinn_host::{Card, DeviceName, Needs, OnDevice, Setup};
 use djinn_models::Model;
+use djinn_scheduler::Capacity;
 use djinn_scheduler::sim::{Oracle, Profile, RunSpan, Workload};
 use live::LiveBed;
 use load::Load;
@@ -129,7 +130,7 @@ impl OnDevice for &Experiment<'_> {
     type Error = anyhow::Error;
 
     fn on<D: Ops + 'static>(self, device: D) -> Result<Document<Exp1>> {
-        let options = self.room.fill(self.model, device.info().reserved_bytes)?;
+        let (options, capacity) = self.room.fill(self.model, device.info().reserved_bytes)?;
         remark(&self.args.shown());
         let mut engine = model::load(device, self.model, &options)?;
         let (times, profile) = match &self.profile {
@@ -139,7 +140,7 @@ impl OnDevice for &Experiment<'_> {
                 ("measured before the runs".to_owned(), profile)
             }
         };
-        let mut document = self.document(&options, times, profile);
+        let mut document = self.document(capacity, times, profile);
         let mut bed = LiveBed::new(engine, self.args.seed)?;
         self.conduct(&mut bed, &mut document)?;
         Ok(document)
@@ -155,23 +156,23 @@ impl Experiment<'_> {
     fn simulated(&self) -> Result<Document<Exp1>> {
         let machine = || Card::find(DEFAULT_MACHINE).expect("a known card").machine();
         let machine = self.args.gpu.map_or_else(machine, Card::machine);
-        let options = self.room.fill(self.model, machine.reserved_bytes + self.needs().card_bytes())?;
+        let reserved_bytes = machine.reserved_bytes + self.needs().card_bytes();
+        let (options, capacity) = self.room.fill(self.model, reserved_bytes)?;
         let (times, profile) = match &self.profile {
             Some(given) => given.clone(),
             None => {
-                let profile = self.room.roofline(self.model, &options, &machine)?;
+                let profile = self.room.roofline(self.model, &options, &capacity, &machine)?;
                 (format!("the roofline of {}", machine.name), profile)
             }
         };
-        let mut document = self.document(&options, times, profile.clone());
-        let mut bed = SimBed { capacity: self.room.capacity(&options), profile };
+        let mut document = self.document(capacity, times, profile.clone());
+        let mut bed = SimBed { capacity, profile };
         self.conduct(&mut bed, &mut document)?;
         Ok(document)
     }
 
-    fn document(&self, options: &Options, times: String, profile: Profile) -> Document<Exp1> {
+    fn document(&self, capacity: Capacity, times: String, profile: Profile) -> Document<Exp1> {
         let Experiment { args, load, room, .. } = self;
-        let capacity = room.capacity(options);
         let device = if args.simulate { "simulated".to_owned() } else { args.device.device.to_string() };
         let config = Config {
             model: self.model.name.clone(),

@@ -170,6 +170,27 @@ fn simulations_repeat_and_show_what_moving_pages_is_worth() {
     assert!(report.contains("contexts that end at 32768 tokens"), "{report}");
 }
 
+/// In 63 GiB a twelfth context of 32,768 tokens fits only beside steps of two prefill chunks, in 64 GiB beside steps of four.
+/// The least budget is one for shorter steps.
+#[test]
+fn steps_are_shorter_where_one_more_context_fits_then() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let hard = ["--simulate", "--workload", "hard", "--agents", "20", "--policies", "none", "--seconds", "1"];
+    let hard =
+        [&hard[..], &["--model", "synthetic:llama-3.1-8b", "--gpu", "h200", "--host-kv", "60GiB"]].concat();
+    for (vram, chunks) in [("63GiB", 2), ("64GiB", 4)] {
+        let (_, document) = exp1(folder.path(), &[&hard[..], &["--vram", vram]].concat());
+        assert_eq!(document["contexts_on_device"], 12, "{vram}");
+        assert_eq!(document["capacity"]["rows"], chunks * 512 + 128, "{vram}");
+    }
+    let output = bench(&[&["exp1", "--vram", "17GiB"], &hard[..]].concat());
+    let said = text(&output.stderr);
+    let least = said.split_once("; give ").and_then(|(_, rest)| rest.split_once(" bytes")).expect("a size").0;
+    let (_, document) = exp1(folder.path(), &[&hard[..], &["--vram", least]].concat());
+    assert_eq!(document["contexts_on_device"], 1);
+    assert_eq!(document["capacity"]["rows"], 2 * 512 + 128);
+}
+
 /// Under `none` a session holds the pages of its whole context from its admission to its end. Where three quarters of all
 /// first prompts are equal, the first session takes a context, and each further one what is not in whole common chunks.
 #[test]

@@ -29,7 +29,7 @@ pub(super) struct Room {
     /// KV pages that hold a whole context.
     pub(super) context_pages: u32,
     pub(super) page_bytes: u64,
-    /// Rows of a step.
+    /// Rows of a step, if pages leave room for as many.
     rows: u32,
     /// Rows of a step in which sessions decode; `None`: as many.
     rows_beside_decodes: Option<u32>,
@@ -75,19 +75,25 @@ impl Room {
         })
     }
 
-    /// Options with as many device pages as the budget leaves, on a device that takes `reserved_bytes` for itself; no
-    /// more than all agents' contexts need.
-    pub(super) fn fill(&self, model: &Model, reserved_bytes: u64) -> Result<Options> {
+    /// Options with as many device pages as the budget leaves, on a device that takes `reserved_bytes` for itself, and
+    /// the capacity that the scheduler is told of. There are no more pages than all agents' contexts need.
+    ///
+    /// Steps stay as long as they are without pages, unless one more context fits beside shorter ones. Those have at least
+    /// the rows of steps in which sessions decode.
+    pub(super) fn fill(&self, model: &Model, reserved_bytes: u64) -> Result<(Options, Capacity)> {
         // The probe's two buffers are beside the plan.
         let vram = self.vram.saturating_sub(2 * self.probe_bytes);
-        // Pages must not make steps shorter.
-        let fits = |pages| {
+        let rows = |pages| {
             let plan = with_pages(&self.options, pages, Some(vram)).plan(&model.graph, reserved_bytes);
-            plan.is_ok_and(|plan| plan.stack.rows.rows == u64::from(self.rows))
+            plan.ok().and_then(|plan| u32::try_from(plan.stack.rows.rows).ok())
         };
-        if !fits(self.context_pages) {
-            let free =
-                with_pages(&self.options, self.context_pages, None).plan(&model.graph, reserved_bytes)?;
+        let fits = |pages, least| rows(pages).is_some_and(|rows| rows >= least);
+        let shortest = self.rows_beside_decodes.map_or(self.rows, |rows| rows.min(self.rows));
+        if !fits(self.context_pages, shortest) {
+            let prompt = shortest.saturating_sub(self.options.decode_rows);
+            let prefill_chunks = prompt.div_ceil(self.options.prefill_rows).max(1);
+            let short = Options { prefill_chunks, ..self.options.clone() };
+            let free = with_pages(&short, self.context_pages, None).plan(&model.graph, reserved_bytes)?;
             // The probe takes its share of whatever the budget is.
             let total = free.segments.total() + 2 * LEAST_PROBE;
             let least = (total + total / (PROBE_SHARE / 2 - 1) + 1).min(total + 2 * MOST_PROBE);
@@ -101,25 +107,31 @@ impl Room {
             );
         }
         let useful = self.context_pages.saturating_mul(self.most);
-        let (mut pages, mut above) = (self.context_pages, useful.saturating_add(1));
-        while above - pages > 1 {
-            let middle = pages + (above - pages) / 2;
-            *(if fits(middle) { &mut pages } else { &mut above }) = middle;
+        // The most pages beside steps of `least` rows.
+        let most = |least| {
+            let (mut pages, mut above) = (0, useful.saturating_add(1));
+            while above - pages > 1 {
+                let middle = pages + (above - pages) / 2;
+                *(if fits(middle, least) { &mut pages } else { &mut above }) = middle;
+            }
+            pages
+        };
+        let contexts = |pages: u32| pages / self.context_pages;
+        let (mut pages, more) = (most(self.rows), most(shortest));
+        if contexts(more) > contexts(pages) {
+            pages = more;
         }
-        Ok(with_pages(&self.options, pages, Some(vram)))
-    }
-
-    /// What the scheduler is told of an engine with these options.
-    pub(super) fn capacity(&self, options: &Options) -> Capacity {
-        Capacity {
-            device_pages: options.pages.unwrap_or_default(),
+        let options = with_pages(&self.options, pages, Some(vram));
+        let capacity = Capacity {
+            device_pages: pages,
             host_pages: options.host_pages,
             page_tokens: options.page_tokens,
-            rows: self.rows,
+            rows: rows(pages).context("a plan that fitted no longer fits")?,
             sequences: options.sequences,
             chunk: options.prefill_rows,
             rows_beside_decodes: self.rows_beside_decodes,
-        }
+        };
+        Ok((options, capacity))
     }
 
     /// Whole contexts that a device of this capacity holds where all first prompts begin with the same `shared` tokens.
@@ -131,10 +143,16 @@ impl Room {
     }
 
     /// Times as a machine's roofline gives them.
-    pub(super) fn roofline(&self, model: &Model, options: &Options, machine: &Machine) -> Result<Profile> {
+    pub(super) fn roofline(
+        &self,
+        model: &Model,
+        options: &Options,
+        capacity: &Capacity,
+        machine: &Machine,
+    ) -> Result<Profile> {
         let plan = options.plan(&model.graph, machine.reserved_bytes)?;
         let seconds = |work: &Work| predict(&model.graph, &plan, work, machine).seconds;
-        let prompt = self.rows - options.decode_rows;
+        let prompt = capacity.rows - options.decode_rows;
         let batches = grid(1, options.sequences);
         let contexts = vec![options.context.div_ceil(4), options.context];
         let ms =
