@@ -35,6 +35,13 @@ struct Rows {
     position: usize,
 }
 
+impl Rows {
+    /// How many positions of the block from `start` on are not after the last row.
+    fn positions_from(&self, start: usize) -> usize {
+        BLOCK.min(self.position + self.count - start)
+    }
+}
+
 impl Fast {
     /// See [`djinn_device::args::Attention`].
     pub(crate) fn attention(&self, op: Attention<'_>) {
@@ -83,7 +90,8 @@ impl Fast {
 
         let first = first_seen(shape.window, rows.position);
         for start in (first / BLOCK * BLOCK..rows.position + rows.count).step_by(BLOCK) {
-            self.extend(shape, pages, rows, head, start, &mut work);
+            self.load(shape, pages, rows, head, start, &mut work);
+            self.extend(shape, rows, head, start, &mut work);
         }
         for query in 0..queries {
             let (row, head) = (rows.first + query / group, head * group + query % group);
@@ -95,8 +103,8 @@ impl Fast {
         }
     }
 
-    /// Extends a task's rows by the block of positions from `start`.
-    fn extend<E: Widen>(
+    /// Loads the keys and values of the block of positions from `start`.
+    fn load<E: Widen>(
         &self,
         shape: &Shape<'_>,
         pages: &[E],
@@ -105,9 +113,7 @@ impl Fast {
         start: usize,
         work: &mut Work<'_>,
     ) {
-        let (layout, group, width) = (shape.layout, shape.group(), work.width);
-        let dim = layout.head_dim;
-        let count = BLOCK.min(rows.position + rows.count - start);
+        let (layout, width, count) = (shape.layout, work.width, rows.positions_from(start));
         let hidden = first_seen(shape.window, rows.position).saturating_sub(start);
         let load = |part, to: &mut [f32], across: Option<&mut [f32]>| {
             let from = |position| layout.offset(rows.sequence, position, part, head);
@@ -115,6 +121,11 @@ impl Fast {
         };
         load(Part::Keys, work.keys, Some(work.keys_across));
         load(Part::Values, work.values, None);
+    }
+
+    /// Extends a task's rows by the block of positions from `start`, which was loaded.
+    fn extend(&self, shape: &Shape<'_>, rows: Rows, head: usize, start: usize, work: &mut Work<'_>) {
+        let (group, width, dim) = (shape.group(), work.width, shape.layout.head_dim);
         // Rows before these end before the block, and the windows of rows after them begin after it.
         let skip = start.saturating_sub(rows.position) * group;
         let until = shape.window.map_or(rows.count, |window| {
@@ -150,7 +161,8 @@ impl Fast {
         let (largest, totals) = (&mut work.largest[skip..], &mut work.totals[skip..]);
         self.isa.run(Softmax { scores, sums, width, largest, totals, visible });
         let (a, b) = (&*scores, &*work.values);
-        self.isa.run(Gemm { a, a_stride: BLOCK, b, c: sums, m, k: count, width, accumulate: true });
+        let k = rows.positions_from(start);
+        self.isa.run(Gemm { a, a_stride: BLOCK, b, c: sums, m, k, width, accumulate: true });
     }
 }
 

@@ -27,7 +27,7 @@ use super::simd::Isa;
 use djinn_lossless::SixteenBit;
 use half::{bf16, f16};
 use pack::Pack;
-use source::{Decoded, Packed, RowSource};
+use source::Weights;
 use std::sync::{PoisonError, TryLockError};
 use tile::Block;
 
@@ -62,33 +62,33 @@ impl Fast {
         let shape = op.shape();
         match op.weight {
             Matrix::Plain(weight) => with_elements!(Elements, weight, weight => {
-                self.product(&plan, &shape, op.x, weight, x, op.out)
+                self.product(&plan, &shape, op.x, Weights::Plain(weight), x, op.out)
             }),
             Matrix::Lossless(matrix) => match matrix.form {
                 SixteenBit::BF16 => {
-                    self.product(&plan, &shape, op.x, Packed::<bf16>::new(self.isa, matrix), x, op.out)
+                    self.product(&plan, &shape, op.x, Weights::<bf16>::Lossless(matrix), x, op.out)
                 }
                 SixteenBit::F16 => {
-                    self.product(&plan, &shape, op.x, Packed::<f16>::new(self.isa, matrix), x, op.out)
+                    self.product(&plan, &shape, op.x, Weights::<f16>::Lossless(matrix), x, op.out)
                 }
             },
             Matrix::Blocks(format, blocks) => {
-                self.product(&plan, &shape, op.x, Decoded::new(self.isa, format, blocks, op.k), x, op.out)
+                self.product(&plan, &shape, op.x, Weights::blocks(format, blocks, op.k), x, op.out)
             }
         }
     }
 
-    fn product<W: RowSource>(
+    fn product<W: Element>(
         &self,
         plan: &Plan,
         shape: &Shape<'_>,
         x: &[f32],
-        weight: W,
+        weight: Weights<'_, W>,
         packed: &mut [f32],
         out: &mut [f32],
     ) {
         let rows = x.len() / shape.k;
-        self.pack::<W::Element>(plan, shape.k, x, packed);
+        self.pack::<W>(plan, shape.k, x, packed);
         let packed = &*packed;
         let out = Shared::new(out);
         let task_rows = plan.task_rows(shape, weight.row_bytes(shape.k), self.pool.threads());
@@ -98,6 +98,7 @@ impl Fast {
             self.pool.run(tasks, |task| {
                 let first = task * task_rows;
                 let block = Block {
+                    isa: self.isa,
                     weight,
                     x: &packed[first_row * plan.step_elements..],
                     shape,
@@ -107,7 +108,7 @@ impl Fast {
                     stream: rows <= plan.tile_rows,
                     out: &out,
                 };
-                block.run_tiles(self.isa, plan.tile_rows);
+                block.run_tiles(plan.tile_rows);
             });
         }
     }

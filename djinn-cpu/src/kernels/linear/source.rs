@@ -1,4 +1,4 @@
-//! Where the rows of weights that a register tile reads come from.
+//! The rows of weights that a register tile reads.
 
 use super::tile::WEIGHT_ROWS;
 use crate::kernels::blocks::{
@@ -8,143 +8,97 @@ use crate::kernels::element::Element;
 use crate::kernels::lossless::Lossless;
 use crate::kernels::simd::{Isa, Simd};
 use djinn_device::BlockFormat;
-use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A matrix whose rows are read a few at a time.
-pub(super) trait RowSource: Copy + Send + Sync {
-    /// What its elements are when they are read.
-    type Element: Element;
-    /// Whether rows are read where they lie.
-    const IN_PLACE: bool;
-
-    /// Some rows of `k` elements: where they lie, or in `scratch`.
-    fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [Self::Element];
-
-    /// The scratch that `rows` rows of `k` elements need.
-    fn scratch_elements(&self, rows: usize, k: usize) -> usize;
-
-    /// Stored bytes of a row of `k` elements.
-    fn row_bytes(&self, k: usize) -> usize;
-
-    /// The dot products of `COLUMNS` rows with one packed row of activations, if the rows are better not written down
-    /// for it. The order of a sum is that of the same product over `rows`.
-    fn dot<S: Simd, const COLUMNS: usize>(
-        &self,
-        simd: S,
-        first: usize,
-        x: &[f32],
-    ) -> Option<[f32; WEIGHT_ROWS]>;
-}
-
-impl<E: Element> RowSource for &[E] {
-    type Element = E;
-    const IN_PLACE: bool = true;
-
-    #[inline(always)]
-    fn rows<'a>(&'a self, rows: Range<usize>, k: usize, _: &'a mut [f32]) -> &'a [E] {
-        &self[rows.start * k..rows.end * k]
-    }
-
-    fn scratch_elements(&self, _: usize, _: usize) -> usize {
-        0
-    }
-
-    fn row_bytes(&self, k: usize) -> usize {
-        k * size_of::<E>()
-    }
-
-    #[inline(always)]
-    fn dot<S: Simd, const COLUMNS: usize>(&self, _: S, _: usize, _: &[f32]) -> Option<[f32; WEIGHT_ROWS]> {
-        None
-    }
-}
-
-/// Rows in blocks.
+/// A matrix whose rows are read a few at a time, as elements `E`.
 #[derive(Clone, Copy)]
-pub(super) struct Decoded<'w> {
-    isa: Isa,
+pub(super) enum Weights<'w, E> {
+    /// Elements, which are read where they lie.
+    Plain(&'w [E]),
+    /// Rows in 12 bits, of elements `E`.
+    Lossless(Lossless<'w>),
+    /// Rows in blocks.
+    Blocks(Blocks<'w>),
+}
+
+/// Rows in blocks, which are read as f32.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks<'w> {
     format: BlockFormat,
-    blocks: &'w [u8],
+    bytes: &'w [u8],
     row_bytes: usize,
 }
 
-impl<'w> Decoded<'w> {
+impl<'w> Weights<'w, f32> {
     /// Rows of `k` elements, a whole number of blocks.
-    pub(super) fn new(isa: Isa, format: BlockFormat, blocks: &'w [u8], k: usize) -> Self {
-        Decoded { isa, format, blocks, row_bytes: row_bytes(format, k) }
+    pub(super) fn blocks(format: BlockFormat, bytes: &'w [u8], k: usize) -> Self {
+        Weights::Blocks(Blocks { format, bytes, row_bytes: row_bytes(format, k) })
     }
 }
 
-impl RowSource for Decoded<'_> {
-    type Element = f32;
-    const IN_PLACE: bool = false;
+impl<E: Element> Weights<'_, E> {
+    pub(super) fn are_in_place(&self) -> bool {
+        matches!(self, Weights::Plain(_))
+    }
 
+    /// Some rows of `k` elements: where they lie, or in `scratch`.
     #[inline(always)]
-    fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [f32] {
-        let out = &mut scratch[..(rows.end - rows.start) * k];
-        let blocks = &self.blocks[rows.start * self.row_bytes..rows.end * self.row_bytes];
-        self.isa.run(DecodeBlocks { format: self.format, k, blocks, out });
-        out
+    pub(super) fn rows<'a>(
+        &'a self,
+        isa: Isa,
+        rows: Range<usize>,
+        k: usize,
+        scratch: &'a mut [f32],
+    ) -> &'a [E] {
+        match self {
+            Weights::Plain(all) => &all[rows.start * k..rows.end * k],
+            Weights::Lossless(matrix) => {
+                let out: &mut [E] = &mut bytemuck::cast_slice_mut(scratch)[..rows.len() * k];
+                isa.run(matrix.decode(rows, out));
+                out
+            }
+            Weights::Blocks(blocks) => {
+                let out = &mut scratch[..rows.len() * k];
+                isa.run(DecodeBlocks { format: blocks.format, k, blocks: blocks.rows(rows), out });
+                bytemuck::cast_slice(out)
+            }
+        }
     }
 
-    fn scratch_elements(&self, rows: usize, k: usize) -> usize {
-        rows * k
+    /// The scratch that `rows` rows of `k` elements need.
+    pub(super) fn scratch_elements(&self, rows: usize, k: usize) -> usize {
+        match self {
+            Weights::Plain(_) => 0,
+            _ => (rows * k * size_of::<E>()).div_ceil(size_of::<f32>()),
+        }
     }
 
-    fn row_bytes(&self, _: usize) -> usize {
-        self.row_bytes
+    /// Stored bytes of a row of `k` elements.
+    pub(super) fn row_bytes(&self, k: usize) -> usize {
+        match self {
+            Weights::Plain(_) => k * size_of::<E>(),
+            Weights::Lossless(matrix) => matrix.row.bytes(),
+            Weights::Blocks(blocks) => blocks.row_bytes,
+        }
+    }
+}
+
+impl<'w> Blocks<'w> {
+    fn rows(&self, rows: Range<usize>) -> &'w [u8] {
+        &self.bytes[rows.start * self.row_bytes..rows.end * self.row_bytes]
     }
 
+    /// The dot products of `COLUMNS` rows with one packed row of activations. The rows are not written down for it. The
+    /// order of a sum is that of the same product over f32.
     #[inline(always)]
-    fn dot<S: Simd, const COLUMNS: usize>(
+    pub(super) fn dot<S: Simd, const COLUMNS: usize>(
         &self,
         simd: S,
         first: usize,
         x: &[f32],
-    ) -> Option<[f32; WEIGHT_ROWS]> {
-        let blocks = &self.blocks[first * self.row_bytes..(first + COLUMNS) * self.row_bytes];
-        Some(with_format!(self.format, F => dot::<S, F, COLUMNS>(simd, blocks, self.row_bytes, x)))
-    }
-}
-
-/// Rows in 12 bits, of elements `E`.
-#[derive(Clone, Copy)]
-pub(super) struct Packed<'w, E> {
-    isa: Isa,
-    matrix: Lossless<'w>,
-    element: PhantomData<E>,
-}
-
-impl<'w, E> Packed<'w, E> {
-    /// The rows of `matrix`, whose elements are `E`.
-    pub(super) fn new(isa: Isa, matrix: Lossless<'w>) -> Self {
-        Packed { isa, matrix, element: PhantomData }
-    }
-}
-
-impl<E: Element> RowSource for Packed<'_, E> {
-    type Element = E;
-    const IN_PLACE: bool = false;
-
-    #[inline(always)]
-    fn rows<'a>(&'a self, rows: Range<usize>, k: usize, scratch: &'a mut [f32]) -> &'a [E] {
-        let out: &mut [E] = &mut bytemuck::cast_slice_mut(scratch)[..(rows.end - rows.start) * k];
-        self.isa.run(self.matrix.decode(rows, out));
-        out
-    }
-
-    fn scratch_elements(&self, rows: usize, k: usize) -> usize {
-        (rows * k * size_of::<E>()).div_ceil(size_of::<f32>())
-    }
-
-    fn row_bytes(&self, _: usize) -> usize {
-        self.matrix.row.bytes()
-    }
-
-    #[inline(always)]
-    fn dot<S: Simd, const COLUMNS: usize>(&self, _: S, _: usize, _: &[f32]) -> Option<[f32; WEIGHT_ROWS]> {
-        None
+    ) -> [f32; WEIGHT_ROWS] {
+        let blocks = self.rows(first..first + COLUMNS);
+        with_format!(self.format, F => dot::<S, F, COLUMNS>(simd, blocks, self.row_bytes, x))
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "weights and packed activations are read by pointer")]
 
 use super::Shape;
-use super::source::RowSource;
+use super::source::Weights;
 use crate::kernels::buffer::{Scratch, Shared};
 use crate::kernels::element::Element;
 use crate::kernels::simd::{Isa, Kernel, MAX_LANES, Simd};
@@ -25,8 +25,9 @@ pub(super) const WEIGHT_ROWS: usize = 4;
 
 /// Some columns of the output for a block of activation rows.
 pub(super) struct Block<'a, W> {
+    pub(super) isa: Isa,
     /// All weights, `[n, k]`.
-    pub(super) weight: W,
+    pub(super) weight: Weights<'a, W>,
     /// The block's packed rows and what follows.
     pub(super) x: &'a [f32],
     pub(super) shape: &'a Shape<'a>,
@@ -40,13 +41,13 @@ pub(super) struct Block<'a, W> {
     pub(super) out: &'a Shared<'a, f32>,
 }
 
-impl<W: RowSource> Block<'_, W> {
+impl<W: Element> Block<'_, W> {
     /// Runs all full tiles of `tile_rows` and the rest.
-    pub(super) fn run_tiles(&self, isa: Isa, tile_rows: usize) {
+    pub(super) fn run_tiles(&self, tile_rows: usize) {
         SCRATCH.with_borrow_mut(|scratch| {
             let decoded = self.weight.scratch_elements(WEIGHT_ROWS, self.shape.k);
             let kept = self.rows * WEIGHT_ROWS * MAX_LANES;
-            self.run_tiles_in(isa, tile_rows, scratch.get(WIDENED + kept + decoded));
+            self.run_tiles_in(tile_rows, scratch.get(WIDENED + kept + decoded));
         });
     }
 
@@ -85,7 +86,8 @@ impl<W: RowSource> Block<'_, W> {
         }
     }
 
-    fn run_tiles_in(&self, isa: Isa, tile_rows: usize, scratch: &mut [f32]) {
+    fn run_tiles_in(&self, tile_rows: usize, scratch: &mut [f32]) {
+        let isa = self.isa;
         let full = self.rows / tile_rows;
         let rest = self.rows % tile_rows;
         for (rows, first, count) in [(tile_rows, 0, full), (rest, full * tile_rows, 1)] {
@@ -112,7 +114,7 @@ struct Tiles<'a, W, const ROWS: usize> {
     scratch: &'a mut [f32],
 }
 
-impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
+impl<W: Element, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         if ROWS > S::TILE_ROWS {
@@ -120,8 +122,11 @@ impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
         }
         // Weights that come from memory are read in the order in which they lie there: the processor's
         // prefetcher keeps up with one stream, but not with several short ones. Decoded rows come from a cache.
-        let groups =
-            if self.block.stream && W::IN_PLACE { 0 } else { self.block.columns.len() / WEIGHT_ROWS };
+        let groups = if self.block.stream && self.block.weight.are_in_place() {
+            0
+        } else {
+            self.block.columns.len() / WEIGHT_ROWS
+        };
         let full = self.block.columns.start + groups * WEIGHT_ROWS;
         for column in (self.block.columns.start..full).step_by(WEIGHT_ROWS) {
             self.columns::<S, WEIGHT_ROWS>(simd, column);
@@ -132,7 +137,7 @@ impl<W: RowSource, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
     }
 }
 
-impl<W: RowSource, const ROWS: usize> Tiles<'_, W, ROWS> {
+impl<W: Element, const ROWS: usize> Tiles<'_, W, ROWS> {
     /// `COLUMNS` output columns of all tiles.
     #[inline(always)]
     fn columns<S: Simd, const COLUMNS: usize>(&mut self, simd: S, column: usize) {
@@ -142,18 +147,20 @@ impl<W: RowSource, const ROWS: usize> Tiles<'_, W, ROWS> {
         for (i, bias) in bias.iter_mut().enumerate() {
             *bias = shape.bias.map(|all| all.get(column + i));
         }
-        if ROWS == 1
+        // A constant, so that no code is made for elements without blocks, nor for the few columns after the last tile.
+        if const { ROWS == 1 && COLUMNS == WEIGHT_ROWS && size_of::<W>() == size_of::<f32>() }
             && block.rows == 1
-            && let Some(sums) = block.weight.dot::<S, COLUMNS>(simd, column, &block.x[..row_elements])
+            && let Weights::Blocks(blocks) = block.weight
         {
+            let sums = blocks.dot::<S, COLUMNS>(simd, column, &block.x[..row_elements]);
             block.write_row::<COLUMNS>(0, column, &sums, &bias);
             return;
         }
         let (widened, scratch) = self.scratch.split_at_mut(WIDENED);
         let (kept, decoded) = scratch.split_at_mut(block.rows * WEIGHT_ROWS * MAX_LANES);
-        let weight = block.weight.rows(column..column + COLUMNS, shape.k, decoded);
+        let weight = block.weight.rows(block.isa, column..column + COLUMNS, shape.k, decoded);
         let zeros = [[simd.splat(0.0); COLUMNS]; ROWS];
-        let is_wide = size_of::<W::Element>() == size_of::<f32>();
+        let is_wide = size_of::<W>() == size_of::<f32>();
         if self.count == 1 || is_wide || S::REGISTERS > FEW_REGISTERS {
             for tile in 0..self.count {
                 let row = self.first + tile * ROWS;
