@@ -17,7 +17,7 @@ pub(super) enum Weights<'w, E> {
     Plain(&'w [E]),
     /// Rows in 12 bits, of elements `E`.
     Lossless(Lossless<'w>),
-    /// Rows in blocks.
+    /// Rows in blocks; `E` is f32.
     Blocks(Blocks<'w>),
 }
 
