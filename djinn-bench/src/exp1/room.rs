@@ -78,8 +78,8 @@ impl Room {
     /// Options with as many device pages as the budget leaves, on a device that takes `reserved_bytes` for itself, and
     /// the capacity that the scheduler is told of. There are no more pages than all agents' contexts need.
     ///
-    /// Steps stay as long as they are without pages, unless one more context fits beside shorter ones. Those have at least
-    /// the rows of steps in which sessions decode.
+    /// Steps stay as long as they are without pages, unless one more context fits beside shorter ones. Shorter steps have at
+    /// least the rows of those in which sessions decode.
     pub(super) fn fill(&self, model: &Model, reserved_bytes: u64) -> Result<(Options, Capacity)> {
         // The probe's two buffers are beside the plan.
         let vram = self.vram.saturating_sub(2 * self.probe_bytes);
