@@ -92,6 +92,7 @@ impl Device for CpuDevice {
             encodings: ENCODINGS,
             int8_cache: true,
             most_head_dim: u32::MAX,
+            cpu_products: true,
         }
     }
 

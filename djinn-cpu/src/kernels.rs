@@ -17,6 +17,7 @@ mod int8;
 mod linear;
 mod lossless;
 mod pool;
+mod processor;
 mod routing;
 mod rows;
 mod simd;
@@ -28,6 +29,7 @@ use buffer::Scratch;
 use djinn_device::{Operation, Result, reference};
 use int8::ByteIsa;
 use pool::Pool;
+pub use processor::Processor;
 use simd::Isa;
 use std::sync::Mutex;
 use view::View;
@@ -130,10 +132,9 @@ macro_rules! fast {
             }
 
             fn name(&self) -> String {
-                let threads = self.pool.threads();
                 let int8 =
                     self.int8.map_or_else(String::new, |isa| format!(", activations int8 ({})", isa.name()));
-                format!("{threads} thread{}, {}{int8}", if threads == 1 { "" } else { "s" }, self.isa.name())
+                format!("{}{int8}", self.threads_and_vectors())
             }
         }
     };
@@ -141,14 +142,22 @@ macro_rules! fast {
 
 djinn_device::for_each_op!(fast);
 
+/// Threads that the machine runs at once.
+fn threads_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
 impl Fast {
     /// On `threads` threads, the calling one included; 0 for as many as the machine runs at once.
     fn new(isa: Isa, threads: usize) -> Result<Fast> {
-        let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
-        };
+        let threads = if threads == 0 { threads_at_once() } else { threads };
         Ok(Fast { isa, int8: None, pool: Pool::new(threads)?, packed: Mutex::default() })
+    }
+
+    /// For people, e.g. `2 threads, avx512`.
+    fn threads_and_vectors(&self) -> String {
+        let threads = self.pool.threads();
+        format!("{threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name())
     }
 }
 

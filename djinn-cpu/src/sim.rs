@@ -79,6 +79,8 @@ pub struct SimConfig {
     pub int8_cache: bool,
     /// What [`DeviceInfo`] says of the largest heads.
     pub most_head_dim: u32,
+    /// What [`DeviceInfo`] says of products where weights lie.
+    pub cpu_products: bool,
     /// Which arithmetic.
     pub math: Math,
 }
@@ -105,6 +107,7 @@ impl Default for SimConfig {
             encodings: crate::ENCODINGS,
             int8_cache: true,
             most_head_dim: u32::MAX,
+            cpu_products: true,
             math: Math::Reference,
         }
     }
@@ -382,6 +385,7 @@ impl Device for SimDevice {
             encodings: self.config.encodings,
             int8_cache: self.config.int8_cache,
             most_head_dim: self.config.most_head_dim,
+            cpu_products: self.config.cpu_products,
         }
     }
 

@@ -182,6 +182,13 @@ macro_rules! operations {
                 tiles.iter().try_for_each(|tile| self.linear(stream, tile))
             }
 
+            /// [`linear_tiles`](Ops::linear_tiles) whose spans all lie in host memory, computed there by the host's processor
+            /// if [`DeviceInfo::cpu_products`](crate::DeviceInfo::cpu_products) says that the device has its help. A row's bits
+            /// do not depend on the other rows. They may differ from those of a product on the device, by rounding.
+            fn linear_on_cpu(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+                self.linear_tiles(stream, tiles)
+            }
+
             /// One [`expert_linear`](Ops::expert_linear) after another, with the same bits. Devices may compute several in one
             /// launch, in any order. [`ExpertLinear::check_all`], which the caller has called, tells what they have in common.
             fn expert_linears(&self, stream: Stream, products: &[ExpertLinear]) -> Result<()> {

@@ -79,6 +79,8 @@ pub struct DeviceInfo {
     pub int8_cache: bool,
     /// The most elements of a head for `attention`.
     pub most_head_dim: u32,
+    /// Whether products may run where their weights lie in host memory ([`Ops::linear_on_cpu`](crate::Ops::linear_on_cpu)).
+    pub cpu_products: bool,
 }
 
 impl DeviceInfo {

@@ -3,7 +3,8 @@
 
 use super::lossless::Lossless;
 use super::simd::Simd;
-use djinn_device::BlockFormat;
+use djinn_device::{BlockFormat, DType, Encoding, HostWeight};
+use djinn_srg::lossless_row;
 use half::{bf16, f16};
 
 /// An element that widens to f32 exactly.
@@ -195,7 +196,38 @@ pub(crate) enum Matrix<'a> {
     Blocks(BlockFormat, &'a [u8]),
 }
 
-impl Elements<'_> {
+impl<'a> Matrix<'a> {
+    /// Bytes as a matrix of that many columns.
+    ///
+    /// # Panics
+    /// As [`Elements::of`].
+    pub(crate) fn of(HostWeight { bytes, dtype, encoding }: HostWeight<'a>, columns: u32) -> Self {
+        match encoding {
+            Encoding::Plain => Matrix::Plain(Elements::of(bytes, dtype)),
+            Encoding::Lossless => {
+                let (form, row) = lossless_row(dtype, columns.into()).expect("a device checks sizes");
+                Matrix::Lossless(Lossless { form, row, bytes })
+            }
+            Encoding::Blocks(format) => Matrix::Blocks(format, bytes),
+            other => panic!("no kernel reads {other}"),
+        }
+    }
+}
+
+impl<'a> Elements<'a> {
+    /// Bytes as elements.
+    ///
+    /// # Panics
+    /// If they are no aligned whole number of elements, or `dtype` is no type of weights.
+    pub(crate) fn of(bytes: &'a [u8], dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Elements::F32(bytemuck::cast_slice(bytes)),
+            DType::F16 => Elements::F16(bytemuck::cast_slice(bytes)),
+            DType::BF16 => Elements::BF16(bytemuck::cast_slice(bytes)),
+            DType::Int8 | DType::U32 => panic!("{dtype} is no type of weights"),
+        }
+    }
+
     /// Element `i`, widened.
     pub(crate) fn get(self, i: usize) -> f32 {
         with_elements!(Elements, self, slice => slice[i].widen())

@@ -24,6 +24,8 @@ mod sync {
     pub(super) const SPINS: u32 = 1000;
     /// Polls that yield before a worker sleeps.
     pub(super) const YIELDS: u32 = 500;
+    /// The same where jobs come milliseconds apart: to wake takes as long as a tenth of a job.
+    pub(super) const PATIENT_YIELDS: u32 = 20_000;
 
     pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
         std::thread::Builder::new().name("djinn-compute".to_owned()).spawn(body)
@@ -39,6 +41,7 @@ mod sync {
 
     pub(super) const SPINS: u32 = 0;
     pub(super) const YIELDS: u32 = 0;
+    pub(super) const PATIENT_YIELDS: u32 = 0;
 
     pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
         Ok(loom::thread::spawn(body))
@@ -71,6 +74,8 @@ struct Shared {
     sleepers: AtomicUsize,
     bed: Mutex<()>,
     wake: Condvar,
+    /// Polls that yield before a worker sleeps.
+    yields: u32,
 }
 
 /// A job as workers see it.
@@ -94,6 +99,18 @@ impl Pool {
     /// # Errors
     /// [`Error::Resource`] if the system refuses a thread.
     pub(crate) fn new(threads: usize) -> Result<Pool> {
+        Pool::waiting(threads, sync::YIELDS)
+    }
+
+    /// A pool whose workers stay awake between jobs that come milliseconds apart.
+    ///
+    /// # Errors
+    /// As [`new`](Pool::new).
+    pub(crate) fn patient(threads: usize) -> Result<Pool> {
+        Pool::waiting(threads, sync::PATIENT_YIELDS)
+    }
+
+    fn waiting(threads: usize, yields: u32) -> Result<Pool> {
         let shared = sync::Arc::new(Shared {
             state: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
@@ -101,6 +118,7 @@ impl Pool {
             sleepers: AtomicUsize::new(0),
             bed: Mutex::new(()),
             wake: Condvar::new(),
+            yields,
         });
         let mut pool = Pool { shared, workers: Vec::new(), caller: Mutex::new(()) };
         for _ in 1..threads.min(INSIDE) {
@@ -234,7 +252,7 @@ impl Shared {
 
     /// Waits for `state` to change: a little at first, asleep in the end.
     fn rest(&self, state: usize, polls: &mut u32) {
-        if *polls < sync::SPINS + sync::YIELDS {
+        if *polls < sync::SPINS + self.yields {
             wait_a_little(polls);
             return;
         }

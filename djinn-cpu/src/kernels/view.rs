@@ -2,11 +2,9 @@
 #![allow(unsafe_code, reason = "slices of shared memory")]
 
 use super::element::{Cache, CacheMut, Elements, ElementsMut, Matrix};
-use super::lossless::Lossless;
 use crate::memory::Memory;
 use djinn_device::reference::Contents;
-use djinn_device::{DType, Encoding, Span, args};
-use djinn_srg::lossless_row;
+use djinn_device::{DType, HostWeight, Span, args};
 
 /// Memory during one operation, which is the only user of the bytes that it writes, and whose inputs nothing
 /// writes meanwhile: the device runs an operation only after all that its stream and events put before it.
@@ -53,14 +51,7 @@ impl<'a> View<'a> {
     }
 
     pub(super) fn elements(&self, span: Span, dtype: DType) -> Elements<'a> {
-        match dtype {
-            DType::F32 => Elements::F32(self.floats(span)),
-            // SAFETY: an input of the operation, see `View`.
-            DType::F16 => Elements::F16(unsafe { self.0.slice(span) }),
-            // SAFETY: an input of the operation, see `View`.
-            DType::BF16 => Elements::BF16(unsafe { self.0.slice(span) }),
-            DType::Int8 | DType::U32 => panic!("{dtype} is no type of weights"),
-        }
+        Elements::of(self.bytes(span), dtype)
     }
 
     /// Keys and values.
@@ -90,16 +81,12 @@ impl<'a> View<'a> {
     }
 
     /// A matrix of that many columns.
-    pub(super) fn matrix(&self, weight: args::Weight, columns: u32) -> Matrix<'a> {
-        match weight.encoding {
-            Encoding::Plain => Matrix::Plain(self.weight(weight)),
-            Encoding::Lossless => {
-                let (form, row) = lossless_row(weight.dtype, columns.into()).expect("a device checks sizes");
-                Matrix::Lossless(Lossless { form, row, bytes: self.bytes(weight.span) })
-            }
-            Encoding::Blocks(format) => Matrix::Blocks(format, self.bytes(weight.span)),
-            other => panic!("no kernel reads {other}"),
-        }
+    pub(super) fn matrix(
+        &self,
+        args::Weight { span, dtype, encoding }: args::Weight,
+        columns: u32,
+    ) -> Matrix<'a> {
+        Matrix::of(HostWeight { bytes: self.bytes(span), dtype, encoding }, columns)
     }
 
     /// The input, unless it is the output's own memory.

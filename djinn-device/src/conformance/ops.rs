@@ -6,6 +6,7 @@ mod attention;
 mod choice;
 mod encoded;
 mod linear;
+mod on_cpu;
 mod rig;
 mod routing;
 mod rows;
@@ -72,7 +73,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 72] = named![
+    let checks: [Check<D>; 75] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -83,6 +84,9 @@ pub(super) fn each_op<D: Ops>(
         linear::adds_at_once,
         linear::reads_the_latest,
         linear::serves_unusual_widths,
+        on_cpu::matches_the_reference,
+        on_cpu::is_batch_invariant,
+        on_cpu::is_replayed,
         encoded::products_match_the_reference,
         encoded::products_are_batch_invariant,
         encoded::lossless_products_have_the_bits_of_plain_ones,

@@ -17,12 +17,12 @@ const LARGE_PARTS: [(usize, usize); 7] =
     [(299, 1), (5, 2), (11, 7), (20, 16), (100, 17), (60, 128), (40, 129)];
 
 /// Random rows of an encoding.
-struct Matrix {
-    encoding: Encoding,
+pub(super) struct Matrix {
+    pub(super) encoding: Encoding,
     /// That of plain elements, where the encoding keeps it.
-    dtype: DType,
+    pub(super) dtype: DType,
     rows: usize,
-    columns: usize,
+    pub(super) columns: usize,
     bytes: Vec<u8>,
 }
 
@@ -75,8 +75,14 @@ impl Matrix {
         [lossless, plain]
     }
 
+    /// Random elements of a type.
+    pub(super) fn plain<D: Ops>(rig: &mut Rig<D>, dtype: DType, [rows, columns]: [usize; 2]) -> Matrix {
+        let bytes = encode(&rig.random.floats(rows * columns), dtype);
+        Matrix { encoding: Encoding::Plain, dtype, rows, columns, bytes }
+    }
+
     /// `n` rows of `k` columns, which blocks of the encoding divide.
-    fn random<D: Ops>(rig: &mut Rig<D>, encoding: Encoding, n: usize, k: usize) -> Matrix {
+    pub(super) fn random<D: Ops>(rig: &mut Rig<D>, encoding: Encoding, n: usize, k: usize) -> Matrix {
         match encoding {
             Encoding::Blocks(format) => Matrix::of_blocks(rig, format, n, k / format.elements() as usize),
             Encoding::Lossless => {
@@ -109,18 +115,24 @@ impl Matrix {
     }
 
     /// `count` of its rows from `first` on, in a buffer of their own.
-    fn upload<D: Ops>(&self, rig: &mut Rig<D>, space: Space, first: usize, count: usize) -> Weight {
+    pub(super) fn upload<D: Ops>(
+        &self,
+        rig: &mut Rig<D>,
+        space: Space,
+        first: usize,
+        count: usize,
+    ) -> Weight {
         let row = self.bytes.len() / self.rows;
         let bytes = self.bytes[first * row..(first + count) * row].to_vec();
         Weight { span: rig.upload_to(space, bytes), dtype: self.dtype, encoding: self.encoding }
     }
 
     /// What its products are compared by.
-    fn stored(&self) -> Stored {
+    pub(super) fn stored(&self) -> Stored {
         Stored(self.encoding, self.dtype)
     }
 
-    fn name(&self, what: &str) -> String {
+    pub(super) fn name(&self, what: &str) -> String {
         format!("{what} {} rows of {} in {}", self.rows, self.columns, self.encoding)
     }
 

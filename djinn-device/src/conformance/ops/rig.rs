@@ -136,6 +136,16 @@ impl<D: Ops> Rig<D> {
         }
     }
 
+    /// Puts what a copy must write into the image.
+    pub(super) fn expect_copy(&mut self, src: Span, dst: Span) {
+        let (from, words) =
+            (&self.image.0[&src.buffer().id()], range(src).start / 4..range(src).end.div_ceil(4));
+        let (bytes, rounded) = (from.bytes[range(src)].to_vec(), from.rounded[words].to_vec());
+        let to = self.image.0.get_mut(&dst.buffer().id()).expect("a buffer of the case");
+        to.bytes[range(dst)].copy_from_slice(&bytes);
+        to.rounded[range(dst).start / 4..range(dst).end.div_ceil(4)].copy_from_slice(&rounded);
+    }
+
     /// What the device holds in a span of f32, and what the image does.
     pub(super) fn results(&mut self, span: Span) -> (Vec<f32>, Vec<f32>) {
         (self.download(span), bytemuck::pod_collect_to_vec(self.image.bytes(span)))

@@ -16,6 +16,7 @@ fn info(batch_invariant_rows: u32, batch_invariant_run: u32) -> DeviceInfo {
         encodings: &[],
         int8_cache: false,
         most_head_dim: u32::MAX,
+        cpu_products: true,
     }
 }
 

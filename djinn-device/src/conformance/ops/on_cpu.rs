@@ -1,0 +1,141 @@
+//! Checks of [`Ops::linear_on_cpu`], on devices that have the processor's help.
+
+use super::encoded::Matrix;
+use super::rig::{DTYPES, Rig, same_bits};
+use crate::args::{Linear, Weight};
+use crate::reference::encode;
+use crate::{Capture, DType, Ops, Result, Space, Span, Stream};
+use std::ops::Range;
+
+/// A product with a weight in host memory, in tiles of these rows.
+const TILES: [usize; 2] = [37, 20];
+const N: usize = TILES[0] + TILES[1];
+
+/// Inputs come by a copy of the stream, and results go by one.
+struct Case {
+    x: Span,
+    host_x: Span,
+    products: Vec<Linear>,
+    host_out: Span,
+    out: Span,
+}
+
+impl Case {
+    fn new<D: Ops>(rig: &mut Rig<D>, matrix: &Matrix, x: &[f32]) -> Case {
+        let (rows, len) = (x.len() / matrix.columns, x.len() / matrix.columns * N);
+        let (on_device, out) = (rig.upload(x), rig.blank_f32(len));
+        let [host_x, host_out] = [x.len(), len].map(|len| rig.upload_to(Space::Host, vec![0xff; len * 4]));
+        let product = |rig: &mut Rig<D>, first: usize, n: usize, bias: Option<DType>| {
+            let weight = matrix.upload(rig, Space::Host, first, n);
+            let bias = bias.map(|dtype| {
+                let bytes = encode(&rig.random.floats(n), dtype);
+                Weight::plain(rig.upload_to(Space::Host, bytes), dtype)
+            });
+            let (k, n, rows) = (matrix.columns as u32, n as u32, rows as u32);
+            Linear {
+                x: host_x,
+                weight,
+                bias,
+                out: host_out,
+                k,
+                n,
+                out_width: N as u32,
+                out_column: first as u32,
+                rows,
+            }
+        };
+        let products =
+            vec![product(rig, 0, TILES[0], Some(matrix.dtype)), product(rig, TILES[0], TILES[1], None)];
+        products.iter().for_each(Linear::check);
+        Case { x: on_device, host_x, products, host_out, out }
+    }
+
+    fn enqueue<D: Ops>(&self, device: &D, stream: Stream) -> Result<()> {
+        device.copy_promptly(stream, self.x, self.host_x)?;
+        device.linear_on_cpu(stream, &self.products)?;
+        device.copy_promptly(stream, self.host_out, self.out)
+    }
+
+    /// Puts what the calls must write into the image.
+    fn expect<D: Ops>(&self, rig: &mut Rig<D>) {
+        rig.expect_copy(self.x, self.host_x);
+        self.products.iter().for_each(|&product| rig.expect(product));
+        rig.expect_copy(self.host_out, self.out);
+    }
+}
+
+/// Matrices of all types and encodings, with rows of 256 elements, or of 577 where they may be.
+fn matrices<D: Ops>(rig: &mut Rig<D>) -> Vec<Matrix> {
+    if !rig.device.info().cpu_products {
+        return Vec::new();
+    }
+    let mut matrices: Vec<Matrix> = Vec::new();
+    for columns in [256, 577] {
+        for dtype in DTYPES {
+            matrices.push(Matrix::plain(rig, dtype, [N, columns]));
+        }
+    }
+    for &encoding in rig.device.info().encodings {
+        matrices.push(Matrix::random(rig, encoding, N, 256));
+    }
+    matrices
+}
+
+pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
+    for matrix in matrices(rig) {
+        for rows in [1, 3, 8] {
+            let x = rig.random.floats(rows * matrix.columns);
+            let case = Case::new(rig, &matrix, &x);
+            rig.enqueued(case.enqueue(&rig.device, rig.stream));
+            case.expect(rig);
+            rig.matches(&format!("{rows} rows {}", matrix.name("on the processor,")), matrix.stored());
+        }
+    }
+}
+
+pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
+    for matrix in matrices(rig) {
+        let x = rig.random.floats(8 * matrix.columns);
+        let of = |rig: &mut Rig<D>, rows: Range<usize>| {
+            let case = Case::new(rig, &matrix, &x[rows.start * matrix.columns..rows.end * matrix.columns]);
+            // Without the bias, which is another one in each case.
+            let products = case.products.iter().map(|&product| Linear { bias: None, ..product }).collect();
+            let case = Case { products, ..case };
+            rig.enqueued(case.enqueue(&rig.device, rig.stream));
+            rig.take(case.out)
+        };
+        let all = of(rig, 0..8);
+        for rows in [0..1, 7..8, 2..5] {
+            let part = of(rig, rows.clone());
+            same_bits(
+                &format!("rows {rows:?} {}", matrix.name("on the processor,")),
+                &part,
+                &all[rows.start * N..rows.end * N],
+            );
+        }
+    }
+}
+
+/// Replays read what is in memory then.
+pub(super) fn is_replayed<D: Ops>(rig: &mut Rig<D>) {
+    if !rig.device.info().captures {
+        return;
+    }
+    for matrix in matrices(rig).into_iter().take(2) {
+        let x = rig.random.floats(3 * matrix.columns);
+        let case = Case::new(rig, &matrix, &x);
+        let captured: Result<Capture> =
+            rig.device.capture(&[rig.stream], || case.enqueue(&rig.device, rig.stream));
+        let capture = captured.expect("room for a capture");
+        for _ in 0..2 {
+            let other = rig.random.floats(x.len());
+            let other = rig.upload(&other);
+            rig.enqueued(rig.device.copy(rig.stream, other, case.x));
+            rig.expect_copy(other, case.x);
+            rig.enqueued(rig.device.replay(capture));
+            case.expect(rig);
+        }
+        rig.matches(&format!("replayed {}", matrix.name("on the processor,")), matrix.stored());
+        rig.device.free_capture(capture);
+    }
+}
