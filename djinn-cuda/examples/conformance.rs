@@ -4,12 +4,14 @@
 //!
 //! Exits with 1 if a check fails, and goes on with the others.
 
+use djinn_cpu::Processor;
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::args::{Linear, Weight};
 use djinn_device::conformance::{self, Tolerance};
 use djinn_device::{Buffer, DType, Device, Ops, Result, Space, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
@@ -55,7 +57,11 @@ fn checks(vram: Option<u64>, wanted: &str) -> usize {
 }
 
 fn checks_of(config: CudaConfig, wanted: impl Fn(&str) -> bool) -> usize {
-    let make = || CudaDevice::new(config).unwrap_or_else(|error| panic!("{error}"));
+    let processor = Arc::new(Processor::new(0).expect("threads"));
+    let make = || {
+        let device = CudaDevice::new(config).unwrap_or_else(|error| panic!("{error}"));
+        device.with_processor(processor.clone()).expect("a thread")
+    };
     let (mut failed, mut passed) = (0, 0);
     conformance::run_each(make, Tolerance::ROUNDING, |name, check| {
         if !wanted(name) {

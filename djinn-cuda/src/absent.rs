@@ -1,8 +1,9 @@
 //! The device of a build without CUDA: a type without values, so that programs need no conditions.
 
 use crate::{CudaConfig, Error, Probe, Result};
-use djinn_device::{Buffer, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage, args};
+use djinn_device::{Buffer, CpuLinear, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage, args};
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 type Outcome<T> = djinn_device::Result<T>;
@@ -18,6 +19,16 @@ impl CudaDevice {
     /// [`Error::NotBuilt`], always.
     pub fn new(_: CudaConfig) -> Result<Self> {
         Err(Error::NotBuilt)
+    }
+}
+
+impl CudaDevice {
+    /// The same device with the host's processor.
+    ///
+    /// # Errors
+    /// None: there is no such device.
+    pub fn with_processor(self, _: Arc<dyn CpuLinear>) -> Outcome<Self> {
+        match self.0 {}
     }
 }
 

@@ -9,6 +9,7 @@ mod launch;
 mod matmul;
 mod memory;
 mod nvml;
+mod on_cpu;
 mod ops;
 mod scratch;
 mod stream;

@@ -2,9 +2,10 @@
 #![cfg(feature = "device")]
 
 use djinn_cuda::{CudaConfig, CudaDevice, Error, probe};
+use djinn_device::args::{Linear, Weight};
 use djinn_device::conformance::{self, Tolerance};
-use djinn_device::{Device, Error as DeviceError, Space};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use djinn_device::{CpuLinear, DType, Device, Error as DeviceError, HostLinear, Ops, Space};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The card's turn, if there is one to test; says so if not. Tests take turns: none may make a device while another's work
 /// is captured.
@@ -39,6 +40,47 @@ fn conforms_without_caps() {
     if let Some(_turn) = card() {
         conformance::device(|| CudaDevice::new(CudaConfig::default()).unwrap());
     }
+}
+
+/// A product that fails on the processor is told, and nothing waits for ever, in a replay either.
+#[test]
+fn a_panic_on_the_processor_loses_the_device() {
+    struct Failing;
+
+    impl CpuLinear for Failing {
+        fn linear(&self, _: HostLinear<'_>) {
+            panic!("planted\nfor a test");
+        }
+
+        fn name(&self) -> String {
+            "failing".to_owned()
+        }
+    }
+
+    let Some(_turn) = card() else { return };
+    for captured in [false, true] {
+        let device = CudaDevice::new(capped()).unwrap().with_processor(Arc::new(Failing)).unwrap();
+        let stream = device.stream().unwrap();
+        let memory = device.alloc(Space::Host, 4096).unwrap();
+        let weight = Weight::plain(memory.slice(1024, 64), DType::F32);
+        let (x, out, bias) = (memory.slice(0, 16), memory.slice(2048, 16), None);
+        let product = Linear { x, weight, bias, out, k: 4, n: 4, out_width: 4, out_column: 0, rows: 1 };
+        product.check();
+        let enqueue = || device.linear_on_cpu(stream, &[product]);
+        if captured {
+            let capture = device.capture::<DeviceError>(&[stream], enqueue).unwrap();
+            device.replay(capture).unwrap();
+        } else {
+            enqueue().unwrap();
+        }
+        for outcome in [device.sync(stream), device.fill(stream, memory.slice(0, 16), 0)] {
+            let Err(DeviceError::DeviceLost { reason }) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(reason, "a product on the processor panicked: planted");
+        }
+    }
+    // The card is as sound as before.
+    let device = CudaDevice::new(capped()).unwrap();
+    device.sync(device.stream().unwrap()).unwrap();
 }
 
 /// A conversion workspace of a few rows: products run in pieces.

@@ -1,6 +1,7 @@
 //! Captured work: graphs of the driver, with the streams and events that take part.
 
 use crate::present::context::Context;
+use crate::present::on_cpu::Repeated;
 use crate::present::stream::{RawCapture, RawEvent, RawGraph, RawStream};
 use crate::{Error, Result};
 use djinn_device::{Capture, Event, Handles, Stream};
@@ -23,6 +24,8 @@ pub(crate) struct Captures {
     /// Bytes that the driver has taken for captures and not given back, as measured.
     bytes: Cell<u64>,
     kept: RefCell<Handles<Kept>>,
+    /// The processor's works in the open capture.
+    on_cpu: RefCell<Vec<Repeated>>,
 }
 
 /// One capture.
@@ -33,6 +36,8 @@ pub(crate) struct Kept {
     /// The events that a replay records.
     pub(crate) events: Vec<Event>,
     joints: Joints,
+    /// What the graph asks the processor for.
+    pub(crate) on_cpu: Vec<Repeated>,
 }
 
 /// Captured work that can be replayed.
@@ -80,6 +85,11 @@ impl Captures {
         self.open.get()
     }
 
+    /// Keeps a work of the processor with the open capture.
+    pub(crate) fn keep_on_cpu(&self, work: Repeated) {
+        self.on_cpu.borrow_mut().push(work);
+    }
+
     /// Captures what `work` enqueues. `events` tells which events were recorded meanwhile, and is called in any
     /// case.
     ///
@@ -110,10 +120,11 @@ impl Captures {
         // Ended whatever happened, so that the streams are of use again.
         let joined = joints.join(raw);
         let captured = first.end_capture();
+        let on_cpu = self.on_cpu.take();
         outcome?;
         let graph = joined.and(captured).and_then(|work| self.instantiate(context, first, &work));
         let graph = graph.map_err(failed)?;
-        let kept = Kept { graph, streams: handles.to_vec(), events, joints };
+        let kept = Kept { graph, streams: handles.to_vec(), events, joints, on_cpu };
         Ok(Capture::from_raw(self.kept.borrow_mut().insert(kept)))
     }
 

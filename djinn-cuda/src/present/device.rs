@@ -7,15 +7,16 @@ use crate::present::event::Events;
 use crate::present::launch::{Launch, decoded_dtype, rows_at_once};
 use crate::present::matmul::Matmul;
 use crate::present::memory::Memory;
+use crate::present::on_cpu::Processor;
 use crate::present::scratch::Scratch;
 use crate::present::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes};
 use djinn_device::args::Linear;
 use djinn_device::{
-    Buffer, Capture, DType, Device, DeviceInfo, Event, Handles, Result, Space, Span, Stream, Usage,
+    Buffer, Capture, CpuLinear, DType, Device, DeviceInfo, Event, Handles, Result, Space, Span, Stream, Usage,
 };
 use std::cell::{Cell, OnceCell, RefCell};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Room for what is loaded late: code of cuBLASLt for shapes that the warm-up did not use, what the driver takes for streams,
@@ -48,6 +49,8 @@ pub struct CudaDevice {
     name: String,
     reserved_bytes: u64,
     lost: OnceCell<djinn_device::Error>,
+    /// The host's processor, if products may be left to it.
+    processor: Option<Processor>,
     /// The activations that a call left in the workspace, if nothing has changed it since, nor what they were rounded from.
     pub(crate) prepared: Cell<Option<Prepared>>,
     /// The most rows for which a product reads the weight once.
@@ -127,6 +130,7 @@ impl CudaDevice {
             name: format!("cuda:{} ({})", config.ordinal, context.name()?),
             reserved_bytes: 0,
             lost: OnceCell::new(),
+            processor: None,
             prepared: Cell::new(None),
             rows_at_once: rows_at_once(),
             _share: share,
@@ -144,6 +148,30 @@ impl CudaDevice {
             None => reserved,
         };
         Ok(device)
+    }
+
+    /// The same device with the host's processor, for products where weights lie in host memory.
+    ///
+    /// # Errors
+    /// If the system refuses a thread or pinned memory.
+    pub fn with_processor(mut self, linear: Arc<dyn CpuLinear>) -> Result<Self> {
+        self.enter()?;
+        let processor = Processor::start(linear)?;
+        self.name = format!("{} + cpu ({})", self.name, processor.name());
+        self.processor = Some(processor);
+        Ok(self)
+    }
+
+    /// Enqueues products on the processor.
+    ///
+    /// # Panics
+    /// If the device has none, or a span is no host memory.
+    pub(crate) fn enqueue_on_cpu(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+        let processor = self.processor.as_ref().expect("the caller looked whether there is a processor");
+        self.on(stream, |raw| match self.captures.is_open() {
+            true => processor.capture(raw, &self.memory, tiles).map(|work| self.captures.keep_on_cpu(work)),
+            false => processor.enqueue(raw, &self.memory, tiles),
+        })
     }
 
     /// Bytes that are free on the card now.
@@ -205,9 +233,16 @@ impl CudaDevice {
         }
     }
 
-    /// Remembers the first failure.
+    /// Remembers the first failure, that of the processor too.
     fn sticky<T>(&self, outcome: Result<T, Error>) -> Result<T> {
-        outcome.map_err(|error| self.lose(&error))
+        let done = outcome.map_err(|error| self.lose(&error))?;
+        match self.processor.as_ref().and_then(Processor::failure) {
+            Some(panic) => {
+                let reason = format!("a product on the processor panicked: {panic}");
+                Err(self.lost.get_or_init(|| djinn_device::Error::DeviceLost { reason }).clone())
+            }
+            None => Ok(done),
+        }
     }
 
     fn lose(&self, error: &Error) -> djinn_device::Error {
@@ -232,6 +267,7 @@ impl Device for CudaDevice {
             encodings: if self.scratch.decoded().len() > 0 { crate::ENCODINGS } else { &[] },
             int8_cache: true,
             most_head_dim: crate::MOST_HEAD_DIM,
+            cpu_products: self.processor.is_some(),
         }
     }
 
@@ -369,6 +405,9 @@ impl Device for CudaDevice {
             self.claim_scratch(kept.streams[0])?;
             let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
             self.sticky(kept.replay(&raw))?;
+            if let Some(processor) = &self.processor {
+                processor.announce(kept.on_cpu.len());
+            }
             self.events.replayed(&kept.events);
             Ok(())
         })

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use djinn_device::{Buffer, Space, Span, Usage};
-use pinned::Pinned;
+pub(crate) use pinned::Pinned;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -63,6 +63,39 @@ impl Place {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "bytes {offset}+{len} of {}", self.len);
         Place { address: self.address + offset, len }
+    }
+}
+
+/// A range of pinned memory, with a share of it.
+pub(crate) struct HostPlace {
+    pinned: Arc<Pinned>,
+    offset: usize,
+    len: usize,
+}
+
+impl HostPlace {
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// Nothing writes them while the slice lives.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies in `pinned` and is initialised; the caller vouches for the absence of writers.
+        unsafe { std::slice::from_raw_parts(self.pinned.at(self.offset, self.len), self.len) }
+    }
+
+    /// Its bytes as f32, to be written.
+    ///
+    /// # Panics
+    /// If they are no aligned whole number of f32.
+    ///
+    /// # Safety
+    /// Nothing else reads or writes them while the slice lives.
+    #[allow(clippy::mut_from_ref, reason = "the caller vouches for exclusive use of the bytes")]
+    pub(crate) unsafe fn floats_mut(&self) -> &mut [f32] {
+        // SAFETY: as in `bytes`, and the caller vouches for exclusive use.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(self.pinned.at(self.offset, self.len), self.len) };
+        bytemuck::cast_slice_mut(bytes)
     }
 }
 
@@ -240,6 +273,17 @@ impl Memory {
         let start = pinned.at(span.offset() as usize, span.len() as usize);
         // SAFETY: as in `read_host`, and that nothing else uses the bytes meanwhile is the device's contract.
         write(unsafe { std::slice::from_raw_parts_mut(start, span.len() as usize) })
+    }
+
+    /// A range of host memory that stays allocated as long as what this returns.
+    ///
+    /// # Panics
+    /// As [`read_host`](Self::read_host).
+    pub(crate) fn host(&self, span: Span) -> HostPlace {
+        let pinned = self.pinned(span);
+        let (offset, len) = (span.offset() as usize, span.len() as usize);
+        pinned.at(offset, len);
+        HostPlace { pinned, offset, len }
     }
 
     fn pinned(&self, span: Span) -> Arc<Pinned> {

@@ -376,6 +376,13 @@ impl Ops for CudaDevice {
         self.rounding(stream, (norm.out, norm.rows), norm.read_by, |launch| launch.add_rms_norm(add, norm))
     }
 
+    fn linear_on_cpu(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
+        if cfg!(debug_assertions) {
+            tiles.iter().for_each(Linear::check);
+        }
+        self.enqueue_on_cpu(stream, tiles)
+    }
+
     fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {
         if cfg!(debug_assertions) {
             act.check();

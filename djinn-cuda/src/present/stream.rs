@@ -6,6 +6,7 @@ use crate::present::context::failed;
 use crate::present::memory::Place;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+
 /// A graph of the driver: captured work.
 pub(crate) struct RawCapture(sys::CUgraph);
 
@@ -59,6 +60,24 @@ impl RawStream {
         // SAFETY: as in `copy`.
         unsafe { result::memset_d8_async(dst.address(), byte, dst.len() as usize, self.0) }
             .map_err(failed("cuMemsetD8Async"))
+    }
+
+    /// Enqueues a write of a word of pinned memory, after all that the stream has written before.
+    pub(crate) fn write_word(&self, address: u64, value: u32) -> Result<()> {
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: the stream is alive, and the caller owns the word.
+        unsafe { sys::cuStreamWriteValue32_v2(self.0, address, value, flags) }
+            .result()
+            .map_err(failed("cuStreamWriteValue32"))
+    }
+
+    /// Makes later work wait until a word of pinned memory has a value.
+    pub(crate) fn await_word(&self, address: u64, value: u32) -> Result<()> {
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+        // SAFETY: the stream is alive, and the caller owns the word.
+        unsafe { sys::cuStreamWaitValue32_v2(self.0, address, value, flags) }
+            .result()
+            .map_err(failed("cuStreamWaitValue32"))
     }
 
     /// Makes the event stand for the stream's work so far.

@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 const PER_THREAD: usize = 16 << 20;
 
 /// Pinned memory, never write-combined: the host reads it. Returned to the system when dropped.
-pub(super) struct Pinned {
+pub(crate) struct Pinned {
     start: NonNull<u8>,
     len: usize,
     /// Bytes of the mapping, if it is one of ours.
@@ -32,7 +32,7 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// `len` bytes of zeros at a multiple of 256, and their address; `None` if the system has not as much.
-    pub(super) fn new(len: u64) -> Result<Option<(Self, u64)>> {
+    pub(crate) fn new(len: u64) -> Result<Option<(Self, u64)>> {
         let Ok(bytes) = usize::try_from(len) else { return Ok(None) };
         let pinned = if len < MAPPED { Self::small(bytes)? } else { Self::mapped(bytes)? };
         Ok(pinned.map(|pinned| {
@@ -45,7 +45,7 @@ impl Pinned {
     ///
     /// # Panics
     /// If they are not within.
-    pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
+    pub(crate) fn at(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "bytes {offset}+{len} of {}", self.len);
         // SAFETY: just checked to be within the allocation.

@@ -1,0 +1,278 @@
+//! Products that the host's processor computes when a stream reaches them.
+//!
+//! ```text
+//! stream      … │ request = work │ waits for done │ …      in a replay as well
+//! processor              sees it │ computes │ done = 1
+//! ```
+//!
+//! A thread polls the request while works are to come, since waking it would take as long as a small product.
+#![allow(unsafe_code, reason = "products and two words of pinned memory that the card uses as well")]
+
+use crate::Result;
+use crate::present::memory::{HostPlace, Memory, Pinned};
+use crate::present::stream::RawStream;
+use djinn_device::args::{Linear, Weight};
+use djinn_device::{CpuLinear, Error, HostLinear, HostWeight};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+/// Polls that only relax the core before the thread yields it.
+const SPINS: u32 = 20_000;
+
+/// The place of `done` behind `request`, in another line of memory.
+const DONE: usize = 256;
+
+/// The host's processor, and the works that it is to do.
+pub(crate) struct Processor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    linear: Arc<dyn CpuLinear>,
+    words: Words,
+    works: Mutex<Works>,
+    /// Works are to come, or none ever.
+    news: Condvar,
+    ended: AtomicBool,
+    /// The message of the first product that panicked.
+    failure: OnceLock<String>,
+}
+
+#[derive(Default)]
+struct Works {
+    /// By number, with whether it is done once only.
+    known: HashMap<u32, (Arc<Work>, bool)>,
+    latest: u32,
+    /// Enqueued and not done.
+    to_come: usize,
+}
+
+/// Two words of host memory: the number of the requested work or 0, and whether it is done.
+struct Words {
+    pinned: Pinned,
+    address: u64,
+}
+
+/// Products with the memory that they read and write.
+struct Work(Vec<Product>);
+
+struct Product {
+    args: Linear,
+    x: HostPlace,
+    weight: HostPlace,
+    bias: Option<HostPlace>,
+    out: HostPlace,
+}
+
+/// A work that captures repeat. It is forgotten when dropped.
+pub(crate) struct Repeated {
+    shared: Arc<Shared>,
+    number: u32,
+}
+
+impl Processor {
+    /// Starts the thread. The context is current.
+    pub(crate) fn start(linear: Arc<dyn CpuLinear>) -> djinn_device::Result<Self> {
+        let resource = |reason| Error::Resource { what: "the processor's help", reason };
+        let pinned = Pinned::new(2 * DONE as u64)?;
+        let (pinned, address) = pinned.ok_or_else(|| resource("no pinned memory".to_owned()))?;
+        let shared = Arc::new(Shared {
+            linear,
+            words: Words { pinned, address },
+            works: Mutex::default(),
+            news: Condvar::new(),
+            ended: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        });
+        let own = Arc::clone(&shared);
+        let thread = Builder::new().name("djinn-on-cpu".to_owned()).spawn(move || own.serve());
+        let thread = Some(thread.map_err(|error| resource(error.to_string()))?);
+        Ok(Processor { shared, thread })
+    }
+
+    /// For people.
+    pub(crate) fn name(&self) -> String {
+        self.shared.linear.name()
+    }
+
+    /// The message of a product that panicked.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.shared.failure.get().map(String::as_str)
+    }
+
+    /// Enqueues products.
+    ///
+    /// # Panics
+    /// If a span of `tiles` is no host memory of the device.
+    pub(crate) fn enqueue(&self, stream: &RawStream, memory: &Memory, tiles: &[Linear]) -> Result<()> {
+        let number = self.shared.add(Work::new(memory, tiles), true);
+        self.shared.words.enqueue(stream, number)?;
+        self.announce(1);
+        Ok(())
+    }
+
+    /// The same on a stream that is captured. The capture keeps the result.
+    pub(crate) fn capture(&self, stream: &RawStream, memory: &Memory, tiles: &[Linear]) -> Result<Repeated> {
+        let number = self.shared.add(Work::new(memory, tiles), false);
+        let repeated = Repeated { shared: Arc::clone(&self.shared), number };
+        self.shared.words.enqueue(stream, number)?;
+        Ok(repeated)
+    }
+
+    /// Makes the thread expect so many works more.
+    pub(crate) fn announce(&self, works: usize) {
+        self.shared.works().to_come += works;
+        self.shared.news.notify_one();
+    }
+}
+
+impl Drop for Processor {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+        drop(self.shared.works());
+        self.shared.news.notify_one();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the thread catches panics of its work");
+        }
+    }
+}
+
+impl Drop for Repeated {
+    fn drop(&mut self) {
+        self.shared.works().known.remove(&self.number);
+    }
+}
+
+impl Shared {
+    fn works(&self) -> MutexGuard<'_, Works> {
+        self.works.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, work: Work, once: bool) -> u32 {
+        let mut works = self.works();
+        let mut number = works.latest.wrapping_add(1).max(1);
+        while works.known.contains_key(&number) {
+            number = number.wrapping_add(1).max(1);
+        }
+        works.latest = number;
+        works.known.insert(number, (Arc::new(work), once));
+        number
+    }
+
+    /// The life of the thread.
+    fn serve(&self) {
+        loop {
+            let mut works = self.works();
+            while works.to_come == 0 {
+                if self.ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                works = self.news.wait(works).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(works);
+            let Some(number) = self.words.await_request(&self.ended) else { return };
+            let mut works = self.works();
+            works.to_come = works.to_come.saturating_sub(1);
+            let known = works.known.get(&number).map(|(work, once)| (Arc::clone(work), *once));
+            if known.as_ref().is_some_and(|(_, once)| *once) {
+                works.known.remove(&number);
+            }
+            drop(works);
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                let (work, _) = known.expect("the stream asks for a work that is known");
+                work.run(&*self.linear);
+            }));
+            if let Err(panic) = outcome {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                let _ = self.failure.set(text.lines().next().unwrap_or_default().to_owned());
+            }
+            // After a failure too: the stream goes on, and the next call on the device tells.
+            self.words.done().store(1, Ordering::Release);
+        }
+    }
+}
+
+impl Words {
+    fn request(&self) -> &AtomicU32 {
+        self.word(0)
+    }
+
+    fn done(&self) -> &AtomicU32 {
+        self.word(DONE)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: the word lies in memory that lives as long as `self` and is used by atomics and by the card alone.
+        unsafe { AtomicU32::from_ptr(self.pinned.at(offset, 4).cast()) }
+    }
+
+    /// Has a stream request a work and wait for it. Each write comes after all that the stream did before.
+    fn enqueue(&self, stream: &RawStream, number: u32) -> Result<()> {
+        let done = self.address + DONE as u64;
+        stream.write_word(done, 0)?;
+        stream.write_word(self.address, number)?;
+        stream.await_word(done, 1)
+    }
+
+    /// The next requested work; `None` once `ended`.
+    fn await_request(&self, ended: &AtomicBool) -> Option<u32> {
+        let mut polls = 0;
+        loop {
+            // Acquire: what the stream wrote before is seen, and `done` is written after the stream has reset it.
+            let number = self.request().load(Ordering::Acquire);
+            if number != 0 {
+                self.request().store(0, Ordering::Relaxed);
+                return Some(number);
+            }
+            if ended.load(Ordering::Relaxed) {
+                return None;
+            }
+            if polls < SPINS {
+                polls += 1;
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Work {
+    fn new(memory: &Memory, tiles: &[Linear]) -> Self {
+        let product = |args: &Linear| Product {
+            args: *args,
+            x: memory.host(args.x),
+            weight: memory.host(args.weight.span),
+            bias: args.bias.map(|bias| memory.host(bias.span)),
+            out: memory.host(args.out),
+        };
+        Work(tiles.iter().map(product).collect())
+    }
+
+    fn run(&self, processor: &dyn CpuLinear) {
+        for Product { args, x, weight, bias, out } in &self.0 {
+            // SAFETY: nothing writes inputs before the stream has passed this work, by the device's contract.
+            let bytes = |place| unsafe { HostPlace::bytes(place) };
+            processor.linear(HostLinear {
+                x: bytemuck::cast_slice(bytes(x)),
+                weight: weight_of(args.weight, bytes(weight)),
+                bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, bytes(place))),
+                // SAFETY: nothing else uses outputs before the stream has passed this work, by the device's contract.
+                out: unsafe { out.floats_mut() },
+                k: args.k,
+                n: args.n,
+                out_width: args.out_width,
+                out_column: args.out_column,
+            });
+        }
+    }
+}
+
+fn weight_of(Weight { dtype, encoding, .. }: Weight, bytes: &[u8]) -> HostWeight<'_> {
+    HostWeight { bytes, dtype, encoding }
+}
