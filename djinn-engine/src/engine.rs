@@ -109,6 +109,9 @@ impl<D: Ops> Engine<D> {
     ) -> Result<Self> {
         let began = Instant::now();
         check_device(&graph, options.kv_dtype, &runtime.info)?;
+        if options.budget.cpu_share > 0.0 && !runtime.info.cpu_products {
+            return Err(Error::CpuProducts { device: runtime.info.name.clone() });
+        }
         let plan = runtime.plan(&graph, options)?;
         let passes = Passes::new(options.replay && runtime.info.captures);
         let parts = Parts::load(&runtime, graph, plan, options.hook_bytes, source, progress)?;

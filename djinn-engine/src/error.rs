@@ -36,6 +36,9 @@ pub enum Error {
          CPU"
     )]
     HeadDim { head_dim: u32, most: u32, device: String },
+    /// Products on the processor, for a device that cannot leave any to it.
+    #[error("{device} has no help of the host's processor; leave `cpu_share` out")]
+    CpuProducts { device: String },
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,

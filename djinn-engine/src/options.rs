@@ -21,7 +21,8 @@ const STREAMED_MORE: u64 = 50;
 /// Bytes that a device is taken to reserve before it is made, beside workspaces: some 200 MiB more than GPUs do.
 const RESERVED: u64 = 768 << 20;
 
-/// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows`, in the last bits.
+/// How to run a model. Only `kv_dtype` changes results, and on some devices `prefill_rows` and `budget.cpu_share`, in the
+/// last bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Memory limits.
@@ -121,7 +122,8 @@ impl Options {
         let resident = placement.chunks.iter().zip(&placement.slots).filter(|(_, slot)| slot.is_none());
         let staging = resident.map(|(chunk, _)| chunk.bytes).max().unwrap_or(0);
         let twice = inputs + rows.logit_rows * row_bytes + staging;
-        plan.host_bytes + graph.value(graph.logits).bytes(rows) + 2 * twice + self.hook_bytes
+        let cpu_exchange: u64 = plan.cpu_exchange(graph).iter().sum();
+        plan.host_bytes + cpu_exchange + graph.value(graph.logits).bytes(rows) + 2 * twice + self.hook_bytes
     }
 
     /// Plans the memory for `graph`, on a device that reserves `reserved_bytes`. Loads nothing.

@@ -140,6 +140,7 @@ impl<D: Ops> Engine<D> {
         let began = lap(trace, HostSpan::Upload, began);
         passes.enqueue_inputs(runtime, parts, exchange, layout, batch.len())?;
         let outputs = layout.runs.outputs.clone();
+        parts.text.streamer.begin_pass(rows.rows);
         let position = parts.text.streamer.position();
         let key = Key { rows, position, hooks: hooks.work().to_vec(), outputs: outputs.clone() };
         let one_token_each = batch.len() as u64 == rows.rows;

@@ -139,6 +139,29 @@ fn ablations_change_no_bit() {
     assert!(straddled > 50, "{straddled} chunks straddled");
 }
 
+/// Nor do products that the processor computes where their weights lie.
+#[test]
+fn products_in_host_memory_change_no_bit() {
+    let expected = PROMPTS.map(resident);
+    let mut on_cpu = 0;
+    for (seed, (fraction, chunk, rings, len)) in configurations().filter(|c| c.3 < 512).enumerate() {
+        let mut options = options(fraction, chunk, rings);
+        options.budget.cpu_share = [0.3, 0.5, 1.0][seed % 3];
+        options.budget.blocking_copies = seed % 7 == 0;
+        options.budget.stream_check = seed % 2 == 0;
+        on_cpu += options.plan(&MODEL.graph, 0).expect("it fits").placement.cpu_bytes();
+        let at = PROMPTS.iter().position(|&p| p == len).expect("listed");
+        let what = format!("{:?}, prompt {len}, seed {seed}", options.budget);
+        assert!(run(cpu(), &options, len).expect("it runs") == expected[at], "{what}, on the CPU");
+        let device = sim(SimConfig { seed: seed as u64, ..SimConfig::default() });
+        assert!(run(device, &options, len).expect("it runs") == expected[at], "{what}, simulated");
+    }
+    assert!(on_cpu > 0);
+    let options = Options { budget: Budget { cpu_share: 0.5, ..Budget::default() }, ..Options::default() };
+    let alone = sim(SimConfig { cpu_products: false, ..SimConfig::default() });
+    assert!(matches!(load(alone, &options).err(), Some(Error::CpuProducts { .. })));
+}
+
 /// The waits of loading and one pass whose loss no seed betrays, and how many waits there are.
 fn missed_waits(options: &Options) -> (Vec<u64>, u64) {
     let expected = resident(17);
@@ -162,9 +185,9 @@ fn missed_waits(options: &Options) -> (Vec<u64>, u64) {
 /// The comparison of bits must notice every wait that goes missing.
 #[test]
 fn a_dropped_wait_is_caught() {
-    for straddle in [false, true] {
+    for (straddle, cpu_share) in [(false, 0.0), (true, 0.0), (false, 0.5)] {
         let mut options = options(0.25, CHUNKS[0], 2);
-        options.budget.straddle = straddle;
+        options.budget = Budget { straddle, cpu_share, ..options.budget };
         let (missed, waits) = missed_waits(&options);
         assert!(missed.is_empty(), "nothing noticed the loss of waits {missed:?} of {waits}: {options:?}");
     }

@@ -4,6 +4,7 @@ use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::{Ops, Space};
 use djinn_engine::{Budget, Engine, Entry, Options, Sequence, Wanted};
 use djinn_models::{Location, OpenOptions, open};
+use djinn_vmu::Placement;
 use std::ops::ControlFlow;
 
 const MODEL: &str =
@@ -43,7 +44,9 @@ fn run<D: Ops>(device: D, options: &Options) -> (Vec<u32>, u64) {
             batch.push(Entry::new(sequence, tokens, wanted));
         }
         let (logits, stats) = engine.step(&mut pages, &mut batch).expect("it runs");
-        assert_eq!(stats.streamed_bytes, engine.plan().placement.streamed_bytes());
+        let (placement, rows) = (&engine.plan().placement, (which.len() * tokens) as u64);
+        let on_cpu = if rows <= Placement::CPU_ROWS { placement.cpu_bytes() } else { 0 };
+        assert_eq!((stats.streamed_bytes, stats.cpu_bytes), (placement.streamed_bytes() - on_cpu, on_cpu));
         bits.extend(logits.iter().map(|l| l.to_bits()));
     };
     step(&[0], 5, Wanted::Last, &mut engine);
@@ -79,7 +82,9 @@ fn replays_change_no_bit() {
             {
                 let mut options = options(fraction, rings, true);
                 let ring = options.budget.ring.map(|ring| ring + 33_000 * u64::from(straddle));
-                options.budget = Budget { blocking_copies, straddle, stream_check, ring, ..options.budget };
+                let cpu_share = [0.0, 0.4, 1.0][seed as usize % 3];
+                options.budget =
+                    Budget { blocking_copies, straddle, stream_check, ring, cpu_share, ..options.budget };
                 seed += 1;
                 let (bits, replayed) = run(sim(seed), &options);
                 assert!(bits == expected, "{:?}, seed {seed}", options.budget);

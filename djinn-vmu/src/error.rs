@@ -42,8 +42,8 @@ pub enum Error {
     )]
     RingTooSmall { ring_bytes: u64, least_bytes: u64 },
     /// A fraction outside 0 to 1.
-    #[error("`resident_fraction` {0} is not between 0 and 1")]
-    Fraction(f64),
+    #[error("`{0}` {1} is not between 0 and 1")]
+    Fraction(&'static str, f64),
     /// Sizes overflow 64 bits.
     #[error("the plan's sizes overflow: {0}")]
     Overflow(&'static str),

@@ -3,9 +3,11 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::text::{CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_resident, layout, pack, twins};
+use crate::text::{
+    CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_on_cpu, choose_resident, layout, pack, twins,
+};
 use crate::{Error, KvLayout, Placement, Result, size};
-use djinn_srg::{Condition, Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
+use djinn_srg::{Condition, Graph, KvPlan, Op, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
 
 /// The user's memory limits, in bytes. `None` leaves the choice to the plan.
@@ -19,8 +21,11 @@ pub struct Budget {
     pub resident_fraction: Option<f64>,
     /// Cap of a chunk. By default the model's tile size, and up to four times that for small shares of experts.
     pub chunk: Option<u64>,
-    /// Bytes of the ring. By default three chunks, or fewer if those do not fit.
+    /// Bytes of the ring. By default three chunks, five with a `cpu_share`, or fewer if those do not fit.
     pub ring: Option<u64>,
+    /// Share of the streamed weights, 0 to 1, whose products the processor computes in passes of few rows
+    /// ([`Placement::CPU_ROWS`]). Those of experts always stream. On a GPU it changes results in the last bits.
+    pub cpu_share: f64,
     /// Reserve what the stream check needs.
     pub stream_check: bool,
     /// Ablation: no pipelining. A chunk's copy begins only when the operation that needs it is reached, on the
@@ -101,6 +106,18 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// Bytes of host memory through which products on the processor get their rows of inputs, and give their results.
+    pub fn cpu_exchange(&self, graph: &Graph) -> [u64; 2] {
+        let tiles =
+            self.placement.tiles.iter().filter(|placed| self.placement.on_cpu[placed.chunk.0 as usize]);
+        let row_bytes = tiles.filter(|placed| graph.node(placed.tile.node).op == Op::Linear).map(|placed| {
+            let [n, k] = graph.value(placed.tile.parts[0].value).matrix();
+            [4 * k, 4 * n]
+        });
+        let rows = self.stack.rows.rows.min(Placement::CPU_ROWS);
+        row_bytes.fold([0; 2], |[x, out], [k, n]| [x.max(rows * k), out.max(rows * n)])
+    }
+
     /// Bytes of weights in host memory: the part of [`host_bytes`](Self::host_bytes) that is read from files.
     pub fn host_weight_bytes(&self) -> u64 {
         self.host_bytes - self.kv.host_bytes()
@@ -112,7 +129,10 @@ impl MemoryPlan {
     /// If the budget is too small, with the smallest that would do.
     pub fn new(graph: &Graph, budget: &Budget, demand: &Demand) -> Result<Self> {
         if let Some(f) = budget.resident_fraction.filter(|f| !(0.0..=1.0).contains(f)) {
-            return Err(Error::Fraction(f));
+            return Err(Error::Fraction("resident_fraction", f));
+        }
+        if !(0.0..=1.0).contains(&budget.cpu_share) {
+            return Err(Error::Fraction("cpu_share", budget.cpu_share));
         }
         let (tiles, chunks) = cut(graph, budget.chunk)?;
         let stack = StackPlan::new(graph, demand.rows);
@@ -133,7 +153,8 @@ impl MemoryPlan {
         let table_bytes: u64 = host_tables.iter().map(|&t| graph.value(t).text_bytes()).sum();
         let blocking_copies = budget.blocking_copies;
         let twins = twins(&tiles, &chunks, &resident);
-        let placement = Placement { tiles, chunks, slots, twins, ring, blocking_copies, host_tables };
+        let on_cpu = choose_on_cpu(&chunks, &resident, budget.cpu_share);
+        let placement = Placement { tiles, chunks, slots, twins, ring, blocking_copies, host_tables, on_cpu };
         let kv_bytes = demand.kv.host_bytes();
         let host_bytes = (placement.host_bytes() + table_bytes)
             .checked_add(kv_bytes)
@@ -207,7 +228,9 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
     segments.bounce = if budget.straddle { largest } else { 0 };
     let available = vram.saturating_sub(segments.fixed());
     let most = if least > 0 { available.saturating_sub(least) } else { available / 2 };
-    let default = || [3, 2].map(|n| n * largest).into_iter().find(|&r| r <= most).unwrap_or(largest);
+    // Chunks that passes of few rows use in host memory leave holes in the ring then.
+    let chunks_of_ring = if budget.cpu_share > 0.0 { [5, 3, 2].as_slice() } else { &[3, 2] };
+    let default = || chunks_of_ring.iter().map(|n| n * largest).find(|&r| r <= most).unwrap_or(largest);
     let ring = budget.ring.unwrap_or_else(default);
     let needed = ring.saturating_add(least);
     if vram < segments.fixed() || available < needed {

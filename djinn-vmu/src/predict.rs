@@ -7,7 +7,7 @@ use crate::program::{Detail, Launch, Program};
 use crate::{Bound, Busy, ChunkId, Machine, MemoryPlan};
 use djinn_ringbuf::BlockerPass;
 use djinn_srg::cost::Work;
-use djinn_srg::{Graph, NodeId};
+use djinn_srg::{Graph, NodeId, Op};
 use serde::Serialize;
 
 /// A predicted pass in steady state.
@@ -33,16 +33,22 @@ pub enum Bottleneck {
     Memory,
     /// Arithmetic.
     Compute,
+    /// Products on the processor.
+    Cpu,
 }
 
 /// Predicts a pass that does `work` on `machine`. Passes follow one another. Copies run ahead as far as the ring
 /// allows, so a pass begins with a full ring, unless the plan delays copies until they are needed. Copies and
-/// operations of experts are weighted by how often a pass uses them, and the copies wait for their router.
+/// operations of experts are weighted by how often a pass uses them, and the copies wait for their router. The processor is
+/// taken to read weights as fast as the link does.
 pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Prediction {
     let placement = &plan.placement;
     let slots = placement.ring.slots();
     let slot = |chunk: ChunkId| placement.slots[chunk.0 as usize].expect("it is streamed") as usize;
-    let copied = |chunk: ChunkId| placement.chunks[chunk.0 as usize].expected_bytes(work.rows.rows);
+    let copied = |chunk: ChunkId| match placement.is_on_cpu(chunk, work.rows.rows) {
+        true => 0.0,
+        false => placement.chunks[chunk.0 as usize].expected_bytes(work.rows.rows),
+    };
     let program = Program::new(graph, plan, Detail::Fused);
     let timed = |launch| (launch, seconds(graph, plan, launch, work, machine));
     let launches: Vec<(&Launch, f64)> = program.launches.iter().map(timed).collect();
@@ -80,7 +86,10 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     // An empty sum is -0, which would be printed.
     let copy_seconds = placement.streamed().fold(0.0, |sum, chunk| sum + copied(chunk)) / machine.link;
     let nodes = (0..graph.nodes.len()).map(|i| NodeId(i as u32));
+    let cpu_seconds: f64 =
+        program.launches.iter().filter_map(|l| cpu_seconds(graph, plan, l, work, machine)).sum();
     let bottleneck = match nodes.map(|node| machine.busy(graph, node, work)).sum::<Busy>().bound() {
+        _ if cpu_seconds > copy_seconds.max(compute_seconds - cpu_seconds) => Bottleneck::Cpu,
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
         Bound::Memory => Bottleneck::Memory,
@@ -92,6 +101,9 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
 /// its parts are joined, which reads and writes it once more.
 fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machine: &Machine) -> f64 {
     let placement = &plan.placement;
+    if let Some(seconds) = cpu_seconds(graph, plan, launch, work, machine) {
+        return seconds;
+    }
     let nodes = [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten();
     let whole: f64 = nodes.map(|node| machine.seconds(&machine.busy(graph, node, work))).sum();
     let share = match &placement.tiles[launch.tiles.clone()] {
@@ -110,4 +122,20 @@ fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machi
         None => 0.0,
     };
     whole * share + join
+}
+
+/// Time of a launch if the processor computes it.
+fn cpu_seconds(
+    graph: &Graph,
+    plan: &MemoryPlan,
+    launch: &Launch,
+    work: &Work,
+    machine: &Machine,
+) -> Option<f64> {
+    let placement = &plan.placement;
+    let tiles = &placement.tiles[launch.tiles.clone()];
+    let is_on_cpu = tiles.first().is_some_and(|first| placement.is_on_cpu(first.chunk, work.rows.rows));
+    let is_product = tiles.first().is_some_and(|first| graph.node(first.tile.node).op == Op::Linear);
+    let bytes: u64 = tiles.iter().flat_map(|placed| &placed.tile.parts).map(|part| part.bytes).sum();
+    (is_on_cpu && is_product).then(|| bytes as f64 / machine.link + machine.launch)
 }

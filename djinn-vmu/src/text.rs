@@ -19,5 +19,5 @@ pub(crate) use streamer::{CHECK_BYTES, FLAG_BYTES};
 pub use streamer::{StreamPosition, Streamer};
 
 pub(crate) use chunk::pack;
-pub(crate) use placement::{choose_resident, layout, twins};
+pub(crate) use placement::{choose_on_cpu, choose_resident, layout, twins};
 pub(crate) use store::Hash;

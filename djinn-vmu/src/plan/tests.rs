@@ -274,8 +274,12 @@ fn impossible_sizes_are_refused_with_the_least_that_would_do() {
     assert!(plan(Budget { ring: Some(least_bytes), ..streaming }).is_ok());
     assert!(matches!(
         plan(Budget { resident_fraction: Some(f64::NAN), ..streaming }),
-        Err(Error::Fraction(_))
+        Err(Error::Fraction("resident_fraction", _))
     ));
+    for cpu_share in [f64::NAN, -0.1, 1.1] {
+        let refused = plan(Budget { cpu_share, ..streaming });
+        assert!(matches!(refused, Err(Error::Fraction("cpu_share", _))), "{refused:?}");
+    }
     assert!(matches!(
         plan(Budget { ram: Some(100), ..streaming }),
         Err(Error::HostBudgetTooSmall { ram_bytes: 100, .. })

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::plan::tests::{decoder, demand, mixture};
-use crate::{Budget, Demand};
+use crate::{Budget, Demand, Placement};
 use djinn_srg::DType;
 
 fn machine(link: f64) -> Machine {
@@ -44,6 +44,22 @@ fn a_fast_link_hides_behind_computation() {
     let p = predict(&graph, &plan, &Work::prefill(64, DType::F16), &machine(1e13));
     assert!(p.seconds < p.compute_seconds * 1.01);
     assert_eq!(p.bottleneck, Bottleneck::Memory);
+}
+
+#[test]
+fn the_processor_takes_its_share_of_the_links_time() {
+    let (resident_fraction, machine) = (Some(0.2), machine(1e6));
+    let (graph, plan) = planned(Budget { resident_fraction, cpu_share: 0.5, ..Budget::default() });
+    let predict = |rows| predict(&graph, &plan, &Work::decode(rows, 64, DType::F16), &machine);
+    let (few, many) = (predict(Placement::CPU_ROWS), predict(Placement::CPU_ROWS + 1));
+    let (all, on_cpu) = (plan.placement.streamed_bytes() as f64, plan.placement.cpu_bytes() as f64);
+    assert!(on_cpu > 0.4 * all && on_cpu <= 0.5 * all);
+    assert!((few.copy_seconds - (all - on_cpu) / 1e6).abs() < 1e-9, "{few:?}");
+    assert!((many.copy_seconds - all / 1e6).abs() < 1e-9, "{many:?}");
+    assert!(few.seconds >= on_cpu / 1e6 && few.seconds < 0.75 * many.seconds, "{few:?}, {many:?}");
+    let (graph, plan) = planned(Budget { resident_fraction, cpu_share: 1.0, ..Budget::default() });
+    let p = super::predict(&graph, &plan, &Work::decode(1, 64, DType::F16), &machine);
+    assert_eq!((p.copy_seconds, p.bottleneck), (0.0, Bottleneck::Cpu));
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub const STALL: Duration = Duration::from_micros(10);
 pub struct ChunkTimes {
     /// The chunk.
     pub chunk: ChunkId,
-    /// Bytes copied: the whole chunk, or 0 if the pass did not use it.
+    /// Bytes copied: the whole chunk, or 0 if the pass did not use it, or used it in host memory.
     pub bytes: u64,
     /// The copy began.
     pub begin: Duration,
@@ -30,6 +30,8 @@ pub struct ChunkTimes {
 pub struct PassStats {
     /// Bytes copied to the ring for this pass. If the device decides, it reports them.
     pub streamed_bytes: u64,
+    /// Bytes of weights that this pass used in host memory.
+    pub cpu_bytes: u64,
     /// Time in which those copies ran.
     pub copy: Duration,
     /// Time in which operations waited for a copy.
@@ -48,6 +50,7 @@ impl PassStats {
     /// Adds another pass.
     pub fn add(&mut self, other: &PassStats) {
         self.streamed_bytes += other.streamed_bytes;
+        self.cpu_bytes += other.cpu_bytes;
         self.copy += other.copy;
         self.stall += other.stall;
         self.stalls += other.stalls;

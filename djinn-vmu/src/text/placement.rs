@@ -27,9 +27,30 @@ pub struct Placement {
     pub blocking_copies: bool,
     /// Gathered tables that belong to no tile. They stay in host memory, and single rows are read from there.
     pub host_tables: Vec<ValueId>,
+    /// By chunk: whether it is streamed in passes of many rows only. In others the processor computes its products, and
+    /// other operations read it, where it lies in host memory.
+    pub on_cpu: Vec<bool>,
 }
 
 impl Placement {
+    /// The most rows of a pass in which the processor computes. With more, it would take longer than copies.
+    pub const CPU_ROWS: u64 = 8;
+
+    /// Whether a pass of `rows` rows uses a chunk in host memory.
+    pub fn is_on_cpu(&self, chunk: ChunkId, rows: u64) -> bool {
+        rows <= Self::CPU_ROWS && self.on_cpu[chunk.0 as usize]
+    }
+
+    /// Bytes of the chunks that passes of few rows use in host memory.
+    pub fn cpu_bytes(&self) -> u64 {
+        self.chunks
+            .iter()
+            .zip(&self.on_cpu)
+            .filter(|(_, on_cpu)| **on_cpu)
+            .map(|(chunk, _)| chunk.bytes)
+            .sum()
+    }
+
     /// Bytes of resident chunks.
     pub fn resident_bytes(&self) -> u64 {
         self.sum(|slot| slot.is_none())
@@ -42,7 +63,8 @@ impl Placement {
 
     /// Mean bytes that a pass of `rows` rows moves over the link, if all experts are equally likely.
     pub fn expected_streamed_bytes(&self, rows: u64) -> u64 {
-        let bytes = self.streamed().map(|chunk| self.chunks[chunk.0 as usize].expected_bytes(rows));
+        let copied = self.streamed().filter(|&chunk| !self.is_on_cpu(chunk, rows));
+        let bytes = copied.map(|chunk| self.chunks[chunk.0 as usize].expected_bytes(rows));
         bytes.sum::<f64>().round() as u64
     }
 
@@ -103,6 +125,22 @@ fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool])
         }
     }
     spent
+}
+
+/// By chunk: whether the processor computes its products in passes of few rows. These are `share` of the bytes that are not
+/// resident and that every pass uses, spread evenly.
+pub(crate) fn choose_on_cpu(chunks: &[Chunk], resident: &[bool], share: f64) -> Vec<bool> {
+    let (mut seen, mut chosen) = (0u64, 0u64);
+    let each = chunks.iter().zip(resident).map(|(chunk, resident)| {
+        if *resident || chunk.router().is_some() {
+            return false;
+        }
+        seen += chunk.bytes;
+        let on_cpu = (chosen + chunk.bytes) as f64 <= seen as f64 * share;
+        chosen += if on_cpu { chunk.bytes } else { 0 };
+        on_cpu
+    });
+    each.collect()
 }
 
 /// By chunk: the first one with the same weights and the same kind of place, if that is another one.

@@ -7,7 +7,7 @@ use crate::text::streamer::Streamer;
 use crate::text::{ChunkId, PlacedTile, Placement};
 use crate::{Allocations, MemoryPlan, Result, WeightSource};
 use djinn_device::args::Weight;
-use djinn_device::{Ops, Space, Span};
+use djinn_device::{Buffer, Ops, Space, Span};
 use djinn_srg::{Graph, Part, ValueId, gathered_tables};
 use std::ops::{ControlFlow, Range};
 
@@ -25,8 +25,12 @@ pub struct LoadedTile {
 pub struct TextSegment {
     /// Moves the streamed chunks.
     pub streamer: Streamer,
-    /// In order of use.
+    /// In order of use, streamed ones in the ring.
     tiles: Vec<LoadedTile>,
+    /// The same for passes of few rows, if those use some in host memory.
+    tiles_of_few_rows: Option<Vec<LoadedTile>>,
+    /// Through which products on the processor get their inputs, and give their results, if there are any.
+    cpu_exchange: Option<[Buffer; 2]>,
     /// Gathered tables, with the places of their rows.
     tables: Vec<(ValueId, Vec<LoadedTile>)>,
     /// The place of every chunk.
@@ -66,18 +70,30 @@ impl TextSegment {
             let ring = ring.expect("planned for streamed chunks");
             let copy = CopyPlan::new(home.span, ring, placement, index, bounce);
             let sections = Slot::sections(&placement.chunks[chunk.0 as usize], &copy);
+            let on_cpu = placement.on_cpu[chunk.0 as usize];
             let (blocker, first_section) = (placement.ring.slots()[index].blocker, all_sections);
             all_sections += sections.len();
-            Slot { chunk, copy, blocker, sections, first_section, checksums: home.checksums.clone() }
+            Slot { chunk, on_cpu, copy, blocker, sections, first_section, checksums: home.checksums.clone() }
         };
         let slots: Vec<Slot> = placement.streamed().enumerate().map(slot).collect();
-        let tiles = tiles(graph, placement, |chunk| match placement.slots[chunk.0 as usize] {
-            None => homes[chunk.0 as usize].span,
-            Some(slot) => slots[slot as usize].copy.destination(),
-        });
+        let place = |chunk: ChunkId, on_cpu: bool| match placement.slots[chunk.0 as usize] {
+            Some(slot) if !on_cpu => slots[slot as usize].copy.destination(),
+            _ => homes[chunk.0 as usize].span,
+        };
+        let tiles_of_few_rows = placement
+            .on_cpu
+            .contains(&true)
+            .then(|| tiles(graph, placement, |chunk| place(chunk, placement.on_cpu[chunk.0 as usize])));
+        let tiles = tiles(graph, placement, |chunk| place(chunk, false));
+        let exchange = plan
+            .cpu_exchange(graph)
+            .map(|bytes| (bytes > 0).then(|| loader.held.alloc(device, Space::Host, bytes)).transpose());
+        let cpu_exchange = match exchange {
+            [x, out] => x?.zip(out?).map(|(x, out)| [x, out]),
+        };
         let tables = gathered(graph, placement, &tables, &homes);
         let streamer = Streamer::start(device, stream, slots, segments.check > 0, loader.held)?;
-        Ok(TextSegment { streamer, tiles, tables, homes })
+        Ok(TextSegment { streamer, tiles, tiles_of_few_rows, cpu_exchange, tables, homes })
     }
 
     /// Brings the weights back to a device that they have [left](Allocations::evict), all or nothing. Copies resident
@@ -107,10 +123,22 @@ impl TextSegment {
         filled
     }
 
-    /// Every tile in order of use. Those of a streamed chunk may be read between its [`acquire`](Streamer::acquire)
-    /// and its [`release`](Streamer::release), by work on the stream named there.
+    /// Every tile in order of use, as the pass under way reads it. Those of a streamed chunk may be read between its
+    /// [`acquire`](Streamer::acquire) and its [`release`](Streamer::release), by work on the stream named there. Products
+    /// with tiles in host memory are for the processor.
     pub fn tiles(&self) -> &[LoadedTile] {
-        &self.tiles
+        match &self.tiles_of_few_rows {
+            Some(tiles) if self.streamer.has_few_rows() => tiles,
+            _ => &self.tiles,
+        }
+    }
+
+    /// Host memory for the inputs and for the results of products on the processor, each large enough for any one of them.
+    ///
+    /// # Panics
+    /// If no pass has such products.
+    pub fn cpu_exchange(&self) -> [Buffer; 2] {
+        self.cpu_exchange.expect("planned with products on the processor")
     }
 
     /// The rows of a gathered table, in order: those of a tied output projection, or a copy in host memory.

@@ -9,6 +9,8 @@ use djinn_srg::{Condition, NodeId};
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) chunk: ChunkId,
+    /// Whether passes of few rows leave it in host memory.
+    pub(crate) on_cpu: bool,
     pub(crate) copy: CopyPlan,
     pub(crate) blocker: Blocker,
     /// The sections of the chunk.

@@ -9,7 +9,7 @@ use crate::text::ChunkId;
 use crate::text::mirror::Mirror;
 use crate::text::pass::{ChunkTimes, PassStats, STALL};
 use crate::text::slot::Slot;
-use crate::{Allocations, Error, Result};
+use crate::{Allocations, Error, Placement, Result};
 use choices::Choices;
 pub(crate) use choices::FLAG_BYTES;
 use djinn_device::args::Checksum;
@@ -85,6 +85,10 @@ pub struct Streamer {
     waited: u64,
     /// Passes ended.
     passes: u64,
+    /// Whether the pass under way has few rows; `None` between passes.
+    few_rows: Option<bool>,
+    /// The same of the latest ended pass.
+    had_few_rows: bool,
 }
 
 impl Streamer {
@@ -116,6 +120,8 @@ impl Streamer {
             released,
             waited,
             passes,
+            few_rows: None,
+            had_few_rows: false,
         };
         streamer.prefetch(device)?;
         Ok(streamer)
@@ -135,6 +141,21 @@ impl Streamer {
         self.stream
     }
 
+    /// Begins a pass of `rows` rows, before it is enqueued, captured or replayed: which chunks it copies depends on them.
+    pub fn begin_pass(&mut self, rows: u64) {
+        self.few_rows = Some(rows <= Placement::CPU_ROWS);
+    }
+
+    /// Whether the pass under way has few rows.
+    pub(crate) fn has_few_rows(&self) -> bool {
+        self.few_rows == Some(true)
+    }
+
+    /// Goes on with copies that had to wait for the pass to begin. Call it before the pass's first use.
+    pub fn resume<D: Ops>(&mut self, device: &D) -> Result<()> {
+        self.prefetch(device)
+    }
+
     /// Lets work on `compute` between this call and [`release`](Self::release) read a streamed chunk. Chunks must be
     /// acquired in order of use, once in each pass, one at a time.
     pub fn acquire<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
@@ -149,7 +170,9 @@ impl Streamer {
             self.enqueue_copy(device)?;
         }
         assert!(self.acquired < self.copied, "slot {slot} is acquired before its copy is enqueued");
-        device.wait(compute, marks.ready)?;
+        if !self.stays(&self.slots[slot]) {
+            device.wait(compute, marks.ready)?;
+        }
         device.record(compute, marks.go)?;
         self.acquired += 1;
         // The bounce buffer's last user is earlier on the compute stream.
@@ -159,7 +182,8 @@ impl Streamer {
             self.choices.read_back(device, compute)?;
         }
         if let Some(check) = &self.check {
-            for (index, section) in (*first_section..).zip(sections) {
+            let copied = if self.stays(&self.slots[slot]) { &[][..] } else { sections };
+            for (index, section) in (*first_section..).zip(copied) {
                 let out = check.device.slice(CHECK_BYTES * index as u64, 8);
                 let args = Checksum { src: section.span, out };
                 args.check();
@@ -232,13 +256,17 @@ impl Streamer {
         let slots = self.slots.len() as u64;
         let pass = self.passes;
         self.passes += 1;
+        self.had_few_rows = self.few_rows.take().unwrap_or_default();
         assert!(self.released == slots * self.passes, "pass {pass} ended after {} uses", self.released);
         self.choices.end_pass(device, &self.slots);
         if let Some(check) = &self.check {
             check.read(device, |sums| self.verify(sums, pass))?;
         }
         let mut stats = PassStats::default();
-        for (_, bytes, marks, _) in self.ended() {
+        for (slot, bytes, marks, _) in self.ended() {
+            if self.stayed(slot) {
+                stats.cpu_bytes += slot.copy.destination().len();
+            }
             let between = |from, to| match (device.timestamp(from), device.timestamp(to)) {
                 (Some(from), Some(to)) => to.saturating_sub(from),
                 _ => Duration::ZERO,
@@ -273,12 +301,22 @@ impl Streamer {
         slots.map(|((slot, marks), &done)| {
             let moved = slot.sections.iter().zip(&self.choices.moved()[slot.first_section..]);
             let bytes = moved.filter(|(_, moved)| **moved).map(|(section, _)| section.span.len()).sum();
-            (slot, bytes, marks, done)
+            (slot, if self.stayed(slot) { 0 } else { bytes }, marks, done)
         })
     }
 
-    /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced; none if
-    /// copies wait until they are needed.
+    /// Whether the pass under way leaves a slot's chunk in host memory.
+    fn stays(&self, slot: &Slot) -> bool {
+        slot.on_cpu && self.few_rows == Some(true)
+    }
+
+    /// The same of the latest ended pass.
+    fn stayed(&self, slot: &Slot) -> bool {
+        slot.on_cpu && self.had_few_rows
+    }
+
+    /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced, or that depends on
+    /// the rows of a pass that has not begun; none if copies wait until they are needed.
     fn prefetch<D: Ops>(&mut self, device: &D) -> Result<()> {
         let slots = self.slots.len() as u64;
         loop {
@@ -293,7 +331,11 @@ impl Streamer {
             };
             let blocking_use = of.map(|pass| pass * slots + blocker.index as u64);
             let announced = |router| pass <= self.passes && self.choices.announced(router);
-            if blocking_use.is_some_and(|of| of >= self.released) || !router.is_none_or(announced) {
+            let is_known = !slot.on_cpu || pass <= self.passes && self.few_rows.is_some();
+            if blocking_use.is_some_and(|of| of >= self.released)
+                || !router.is_none_or(announced)
+                || !is_known
+            {
                 return Ok(());
             }
             // Uses end in order: waiting for one, or for a later choice, covers the earlier ones.
@@ -315,20 +357,21 @@ impl Streamer {
         let marks = self.marks(self.copied);
         let index = (self.copied % self.slots.len() as u64) as usize;
         device.record(self.stream, marks.begin)?;
-        self.choices.copy(device, self.stream, &self.slots[index])?;
+        if !self.stays(&self.slots[index]) {
+            self.choices.copy(device, self.stream, &self.slots[index])?;
+        }
         device.record(self.stream, marks.ready)?;
         self.copied += 1;
         Ok(())
     }
 
     fn verify(&self, sums: &[u8], pass: u64) -> Result<()> {
-        let expected =
-            self.slots.iter().flat_map(|slot| slot.checksums.iter().map(|sum| (slot.chunk.0, *sum)));
+        let expected = self.slots.iter().flat_map(|slot| slot.checksums.iter().map(move |sum| (slot, *sum)));
         let sums = sums.chunks_exact(CHECK_BYTES as usize);
-        for (((chunk, expected), sum), &moved) in expected.zip(sums).zip(self.choices.moved()) {
+        for (((slot, expected), sum), &moved) in expected.zip(sums).zip(self.choices.moved()) {
             let found = u64::from_le_bytes(sum[..8].try_into().expect("eight bytes"));
-            if moved && found != expected {
-                return Err(Error::StreamCorrupt { chunk, pass, expected, found });
+            if moved && !self.stayed(slot) && found != expected {
+                return Err(Error::StreamCorrupt { chunk: slot.chunk.0, pass, expected, found });
             }
         }
         Ok(())

@@ -3,11 +3,16 @@
 use super::Executor;
 use crate::pass::batch::is_aligned;
 use djinn_device::args::{Add, ExpertLinear, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight};
-use djinn_device::{DeviceInfo, Ops, Span};
+use djinn_device::{DeviceInfo, Ops, Space, Span};
 use djinn_srg::{Dim, Lifecycle, Node, Op, ValueId};
 use djinn_vmu::{Launch, LoadedTile};
 use std::mem;
 use std::ops::Range;
+
+/// Whether the processor computes the products with these tiles.
+pub(super) fn is_in_host_memory(tiles: &[LoadedTile]) -> bool {
+    tiles.iter().any(|tile| tile.parts[0].span.buffer().space() == Space::Host)
+}
 
 impl<D: Ops> Executor<'_, D> {
     /// The runs of rows that a product with these tiles of its weight computes apart; `None`: all rows at once.
@@ -95,6 +100,9 @@ impl<D: Ops> Executor<'_, D> {
     pub(super) fn read_by(&self, launch: &Launch) -> Option<ReadBy> {
         let next = launch.read_by.as_ref()?;
         let tiles = &self.text.tiles()[next.tiles.clone()];
+        if is_in_host_memory(tiles) {
+            return None;
+        }
         let at_once = self.runs_of(self.graph.node(next.node), tiles).is_none_or(|runs| runs.len() == 1);
         // A file may store parts of a fused weight as blocks and others as plain elements.
         let kind = |tile: &LoadedTile| (tile.parts[0].dtype, mem::discriminant(&tile.parts[0].encoding));

@@ -26,6 +26,25 @@ proptest! {
     }
 
     #[test]
+    fn the_processor_gets_its_share_of_what_streams(sizes in prop::collection::vec((1u64..100, 0..3), 1..60),
+                                                    share in 0.0..=1.0f64) {
+        let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
+        let chunk = |&(bytes, kind): &(u64, i32)| chunk(bytes, (kind == 2).then_some(condition));
+        let (chunks, resident): (Vec<Chunk>, Vec<bool>) = sizes.iter().map(|of| (chunk(of), of.1 == 1)).unzip();
+        let on_cpu = choose_on_cpu(&chunks, &resident, share);
+        // At the end of every chunk the share is kept, within a chunk.
+        let (mut streamed, mut chosen) = (0, 0);
+        for (&(bytes, kind), on_cpu) in sizes.iter().zip(on_cpu) {
+            prop_assert!(kind == 0 || !on_cpu);
+            streamed += if kind == 0 { bytes } else { 0 };
+            chosen += if on_cpu { bytes } else { 0 };
+            let goal = streamed as f64 * share;
+            prop_assert!(chosen as f64 <= goal && (chosen + 100) as f64 > goal, "{chosen} of {goal}");
+        }
+        prop_assert!(share < 1.0 || chosen == streamed);
+    }
+
+    #[test]
     fn what_every_pass_uses_is_resident_first(sizes in prop::collection::vec((1u64..100, any::<bool>()), 1..60),
                                               budget in 0u64..4000) {
         let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
