@@ -175,6 +175,9 @@ pub(crate) struct SweepArgs {
     /// Cap on device memory while streaming
     #[arg(long, value_parser = bytes, default_value = "20GiB")]
     pub(crate) vram: u64,
+    /// Share of the streamed weights with which the CPU computes in steps of up to 8 tokens
+    #[arg(long, value_name = "F", value_parser = djinn_host::share)]
+    pub(crate) cpu_share: Option<f64>,
     /// Sequences that decode together
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) batch: Vec<u32>,

@@ -150,7 +150,7 @@ impl OnDevice for &Experiment<'_> {
 impl Experiment<'_> {
     fn needs(&self) -> Needs {
         let workspaces = Workspaces::least(&self.model.graph);
-        Needs { pinned_bytes: self.room.pinned_bytes, workspaces, vram: None }
+        Needs { pinned_bytes: self.room.pinned_bytes, workspaces, ..Needs::default() }
     }
 
     fn simulated(&self) -> Result<Document<Exp1>> {

@@ -100,6 +100,7 @@ fn predicted(args: &PlanArgs, setup: &Setup, case: &Case) -> Result<Row> {
         Bottleneck::Link => "link",
         Bottleneck::Memory => "memory",
         Bottleneck::Compute => "compute",
+        Bottleneck::Cpu => "cpu",
     };
     Ok(Row {
         model: case.model.clone(),

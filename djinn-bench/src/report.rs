@@ -15,6 +15,7 @@ use crate::plan::{Comparison, Row};
 use crate::size::human;
 use crate::sweep::{Batch, Mode, Sweep};
 use anyhow::{Context, Result, ensure};
+use djinn_vmu::Placement;
 pub(crate) use exp1::exp1;
 pub(crate) use exp2::exp2;
 pub(crate) use exp2_remote::exp2_remote;
@@ -176,8 +177,14 @@ fn link_table(link: &Link) -> String {
 pub(crate) fn sweep(document: &Document<Sweep>) -> String {
     let sweep = &document.body;
     let mut text = circumstances(document);
+    let on_cpu = sweep.cpu_share.map_or_else(String::new, |share| {
+        format!(
+            ", the CPU computes with {share} of what streams in steps of up to {} tokens",
+            Placement::CPU_ROWS
+        )
+    });
     text += &format!(
-        "\n{} on {}, {}-token prompts, medians of {} passes.\n\n",
+        "\n{} on {}, {}-token prompts{on_cpu}, medians of {} passes.\n\n",
         sweep.model, sweep.device, sweep.prompt, sweep.tokens
     );
     let rows = sweep.modes.iter().flat_map(|mode| {

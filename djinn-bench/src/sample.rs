@@ -182,6 +182,7 @@ fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: 
     all.add(&generated.stats.prefill_streamed);
     all.add(&generated.stats.decode_streamed);
     let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
+    let placement = &engine.plan().placement;
     let mut hash = blake3::Hasher::new();
     for logit in logits {
         hash.update(&logit.to_le_bytes());
@@ -192,7 +193,8 @@ fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: 
         tpot_mean_ms: mean(&token_ms).unwrap_or(0.0),
         total_ms: at[at.len() - 1],
         token_ms,
-        streamed_bytes_per_pass: engine.plan().placement.streamed_bytes(),
+        // Of passes that decode.
+        streamed_bytes_per_pass: placement.streamed_bytes() - placement.cpu_bytes(),
         copy_gbps: copied,
         device_peak_bytes: Some(engine.usage(Space::Device).peak + engine.device().info().reserved_bytes),
         host_peak_bytes: system::peak_memory(),

@@ -23,6 +23,9 @@ pub(crate) struct Sweep {
     pub(crate) device: String,
     pub(crate) prompt: u32,
     pub(crate) tokens: u32,
+    /// Share of the streamed weights with which the CPU computes in steps of few tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_share: Option<f64>,
     pub(crate) modes: Vec<Mode>,
 }
 
@@ -66,13 +69,15 @@ pub(crate) fn run(args: &SweepArgs) -> Result<()> {
     if let Some(top_p) = args.top_p {
         ensure!((0.0..=1.0).contains(&top_p), "--top-p is {top_p}; it must be between 0 and 1");
     }
-    let mut setup = Setup { encoding: args.encoding, kv_dtype: args.kv_dtype, ..args.device.setup()? };
+    let (encoding, kv_dtype, cpu_share) = (args.encoding, args.kv_dtype, args.cpu_share);
+    let mut setup = Setup { encoding, kv_dtype, cpu_share, ..args.device.setup()? };
     let model = model::open(&setup, &args.model)?;
     let mut body = Sweep {
         model: model::label(&model.name, args.encoding),
         device: setup.device.to_string(),
         prompt: args.prompt,
         tokens: args.tokens,
+        cpu_share,
         modes: vec![],
     };
     let resident = (!args.skip_resident).then_some(("resident", None));

@@ -31,6 +31,8 @@ pub(crate) struct RunStats {
     pub(crate) streamed_bytes: u64,
     /// Those of decode passes, for each token.
     pub(crate) streamed_bytes_per_token: Option<u64>,
+    /// Weights that the CPU computed with in host memory, for each token after the first.
+    pub(crate) cpu_bytes_per_token: Option<u64>,
     /// Streamed bytes by the time in which copies ran, GB/s.
     pub(crate) copy_gbps: Option<f64>,
     /// Time in which operations waited for a copy.
@@ -78,6 +80,7 @@ impl RunStats {
                 .decode_streamed
                 .streamed_bytes
                 .checked_div(stats.decode_passes as u64),
+            cpu_bytes_per_token: stats.decode_streamed.cpu_bytes.checked_div(stats.decode_passes as u64),
             copy_gbps: copied,
             stall_ms: ms(all.stall),
             stalls: all.stalls,
@@ -139,8 +142,12 @@ impl RunStats {
         let each = self.streamed_bytes_per_token.map_or_else(String::new, |bytes| {
             format!(", {} for each token after the first", size::human(bytes))
         });
+        let on_cpu = match self.cpu_bytes_per_token {
+            Some(0) | None => String::new(),
+            Some(bytes) => format!(" ({} more stay in host memory, for the CPU)", size::human(bytes)),
+        };
         Some(format!(
-            "streamed {}{each}, at {rate:.2} GB/s; {} stalls, {:.1} ms; {:.0} % of the copies hidden",
+            "streamed {}{each}{on_cpu}, at {rate:.2} GB/s; {} stalls, {:.1} ms; {:.0} % of the copies hidden",
             size::human(self.streamed_bytes),
             self.stalls,
             self.stall_ms,

@@ -4,13 +4,14 @@
 mod tests;
 
 use crate::{Activations, Error, Result, Setup, system};
-use djinn_cpu::{CpuConfig, CpuDevice, Math};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, Processor};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{Encoding, Ops};
 use djinn_engine::{Options, Workspaces};
 use djinn_models::Model;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// What is left of a GPU's free memory, in bytes: others may take some before the device is made.
 const LEFT_FREE: u64 = 256 << 20;
@@ -86,6 +87,8 @@ pub struct Needs {
     pub workspaces: Workspaces,
     /// A cap on device memory for a setup without one, in bytes. `None` if all weights fit without it.
     pub vram: Option<u64>,
+    /// Whether the processor computes some products.
+    pub cpu_products: bool,
 }
 
 impl Needs {
@@ -96,6 +99,7 @@ impl Needs {
             pinned_bytes: options.most_host_bytes(graph),
             workspaces: options.workspaces(graph),
             vram: None,
+            cpu_products: options.budget.cpu_share > 0.0,
         };
         let beside = BESIDE_PLAN.saturating_add(needs.card_bytes());
         let all_resident = |_: &u64| {
@@ -121,8 +125,8 @@ impl Setup {
     /// activations to int8, or as the work.
     pub fn on_device<W: OnDevice>(&self, needs: Needs, work: W) -> Result<W::Out, W::Error> {
         let (device, Setup { vram, ram, .. }) = (self.device.find()?, *self);
+        let threads = self.threads.unwrap_or(0) as usize;
         let DeviceName::Cuda(ordinal) = device else {
-            let threads = self.threads.unwrap_or(0) as usize;
             let math = match self.activations.unwrap_or_default() {
                 Activations::Float => Math::Fast,
                 Activations::Int8 => Math::Int8,
@@ -131,14 +135,20 @@ impl Setup {
             return work.on(CpuDevice::new(config).map_err(Error::Cpu)?);
         };
         self.check_target(true)?;
-        let Needs { pinned_bytes, workspaces, vram: least } = needs;
+        let Needs { pinned_bytes, workspaces, vram: least, cpu_products } = needs;
         let vram = vram.or(least);
         let Workspaces { decoded_bytes, activation_bytes } = workspaces;
         let activation_bytes = activation_bytes.max(CudaConfig::default().activation_bytes);
         // Pinned memory is never swapped out, and the system ends a process that takes more than its container may have.
         let ram = ram.or_else(|| system::memory().map(|memory| memory.available));
         let config = CudaConfig { ordinal, vram, ram, pinned_bytes, activation_bytes, decoded_bytes };
-        work.on(CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?)
+        let mut made = CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?;
+        // A server's later models have the setup's share.
+        if cpu_products || self.cpu_share.is_some_and(|share| share > 0.0) {
+            let processor = Processor::new(threads).map_err(Error::Cpu)?;
+            made = made.with_processor(Arc::new(processor)).map_err(Error::Cpu)?;
+        }
+        work.on(made)
     }
 }
 

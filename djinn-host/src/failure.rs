@@ -140,7 +140,7 @@ fn of_plan<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a MemoryError> {
                 | HostBudgetTooSmall { .. }
                 | ChunkTooSmall { .. }
                 | RingTooSmall { .. }
-                | Fraction(_)
+                | Fraction(..)
         )
     })
 }

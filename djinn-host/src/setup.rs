@@ -78,6 +78,10 @@ pub struct Setup {
     /// Ring through which weights stream [default: three chunks, fewer where that does not fit]
     #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub ring: Option<u64>,
+    /// Share of the streamed weights, 0 to 1, that stays in host memory in steps of up to 8 tokens: the CPU computes their
+    /// products beside the link. On a GPU, results change in the last bits [default: 0]
+    #[arg(long, value_name = "F", value_parser = share)]
+    pub cpu_share: Option<f64>,
     /// Check every streamed chunk against its host copy
     #[arg(long)]
     pub stream_check: bool,
@@ -168,6 +172,7 @@ impl Setup {
                 resident_fraction: self.resident_fraction,
                 chunk: self.chunk,
                 ring: self.ring,
+                cpu_share: self.cpu_share.unwrap_or(0.0),
                 stream_check: self.stream_check,
                 ..Budget::default()
             },

@@ -33,7 +33,7 @@ fn fields_of_libraries_become_flags_and_keys_of_files_stay() {
     let budget = djinn_vmu::Error::ChunkTooSmall { chunk_bytes: 1, least_bytes: 2 };
     let line = one_line(&HostError::from(djinn_engine::Error::from(budget)));
     assert!(line.starts_with("--chunk of 1 B"), "{line}");
-    let budget = djinn_vmu::Error::Fraction(2.0);
+    let budget = djinn_vmu::Error::Fraction("resident_fraction", 2.0);
     assert!(one_line(&EngineError::from(budget)).starts_with("--resident-fraction 2 "));
     let short = EngineError::ContextFull { tokens: 2, context: 1 };
     assert!(one_line(&HostError::from(short)).ends_with("; raise --ctx"));

@@ -107,8 +107,12 @@ fn streamed(f: &TaskPlan) -> String {
     if expected == most {
         return format!("streamed per pass: {} ({most} bytes)", human(most));
     }
+    let on_cpu = match f.cpu_bytes_per_pass {
+        0 => String::new(),
+        bytes => format!("; the CPU computes with {} in host memory", human(bytes)),
+    };
     format!(
-        "streamed per pass: at most {} ({most} bytes), about {} per decode pass",
+        "streamed per pass: at most {} ({most} bytes), about {} per decode pass{on_cpu}",
         human(most),
         human(expected)
     )
@@ -140,6 +144,7 @@ fn limit(bottleneck: Bottleneck) -> &'static str {
         Bottleneck::Link => "the link",
         Bottleneck::Memory => "device memory",
         Bottleneck::Compute => "arithmetic",
+        Bottleneck::Cpu => "the CPU",
     }
 }
 

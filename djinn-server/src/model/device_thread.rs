@@ -162,10 +162,11 @@ impl DeviceThread {
             let Starting { model, options, .. } = &*resident.starting;
             Needs::of(model, options)
         });
-        let Needs { mut pinned_bytes, mut workspaces, .. } = Needs::default();
+        let Needs { mut pinned_bytes, mut workspaces, mut cpu_products, .. } = Needs::default();
         for needs in own {
             pinned_bytes = pinned_bytes.saturating_add(needs.pinned_bytes);
             workspaces = workspaces.max(needs.workspaces);
+            cpu_products |= needs.cpu_products;
         }
         if self.host_limit > 0 {
             let weights = |resident: &Resident| resident.starting.model.graph.text_bytes();
@@ -177,7 +178,7 @@ impl DeviceThread {
             workspaces.decoded_bytes = workspaces.decoded_bytes.max(DECODED_BYTES);
         }
         // A server's setup has a cap on a GPU whose driver tells what is free.
-        Needs { pinned_bytes, workspaces, vram: None }
+        Needs { pinned_bytes, workspaces, vram: None, cpu_products }
     }
 
     /// The models, each with an inbox for a new device.
