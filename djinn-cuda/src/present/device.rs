@@ -404,10 +404,10 @@ impl Device for CudaDevice {
         self.captures.with(capture, |kept: &Kept| {
             self.claim_scratch(kept.streams[0])?;
             let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
-            self.sticky(kept.replay(&raw))?;
             if let Some(processor) = &self.processor {
                 processor.announce(kept.on_cpu.len());
             }
+            self.sticky(kept.replay(&raw))?;
             self.events.replayed(&kept.events);
             Ok(())
         })

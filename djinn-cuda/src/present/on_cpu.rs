@@ -110,9 +110,8 @@ impl Processor {
     /// If a span of `tiles` is no host memory of the device.
     pub(crate) fn enqueue(&self, stream: &RawStream, memory: &Memory, tiles: &[Linear]) -> Result<()> {
         let number = self.shared.add(Work::new(memory, tiles), true);
-        self.shared.words.enqueue(stream, number)?;
         self.announce(1);
-        Ok(())
+        self.shared.words.enqueue(stream, number)
     }
 
     /// The same on a stream that is captured. The capture keeps the result.
@@ -123,7 +122,8 @@ impl Processor {
         Ok(repeated)
     }
 
-    /// Makes the thread expect so many works more.
+    /// Makes the thread expect this many works more, before they are enqueued: the driver may hold a call until the card has
+    /// done the first of them.
     pub(crate) fn announce(&self, works: usize) {
         self.shared.works().to_come += works;
         self.shared.news.notify_one();
