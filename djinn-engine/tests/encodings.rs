@@ -170,9 +170,12 @@ fn blocks_stream_and_stay_alike() {
                 stream_check: seed == 1,
                 ..Budget::default()
             };
-            let device = SimDevice::new(SimConfig { seed, math: Math::Fast, ..SimConfig::default() });
-            let (found, streamed) = bits(device.expect("a device"), &model, &options(budget));
-            assert!(streamed > 0 && found == expected, "{shape}, {fraction} resident, seed {seed}");
+            for cpu_share in [0.0, 0.5] {
+                let device = SimDevice::new(SimConfig { seed, math: Math::Fast, ..SimConfig::default() });
+                let options = options(Budget { cpu_share, ..budget });
+                let (found, streamed) = bits(device.expect("a device"), &model, &options);
+                assert!(streamed > 0 && found == expected, "{shape}, {:?}, seed {seed}", options.budget);
+            }
         }
     }
 }

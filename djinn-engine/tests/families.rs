@@ -57,6 +57,7 @@ fn no_placement_and_no_order_of_events_changes_a_bit() {
                 resident_fraction: Some([0.0, 0.3, 0.7][seed as usize % 3]),
                 stream_check: seed % 2 == 0,
                 straddle: seed % 4 == 3,
+                cpu_share: [0.0, 0.5, 0.0, 1.0][seed as usize % 4],
                 ..Budget::default()
             };
             let rows = [40, 16, 7][seed as usize % 3];

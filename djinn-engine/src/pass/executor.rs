@@ -1,18 +1,18 @@
 //! Runs a program: the one place that turns a node into a launch.
 
 mod arguments;
+mod on_cpu;
 
 use super::batch::{RowRuns, words};
 use crate::hooks::Pending;
 use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
-use arguments::is_in_host_memory;
 use djinn_device::args::{
-    Attention, Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, LayerNorm, Linear, RopeTable, Route,
-    SelectRows, SiluMul,
+    Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, LayerNorm, Linear, RopeTable, Route, SelectRows,
+    SiluMul,
 };
-use djinn_device::{Ops, Span, Stream};
+use djinn_device::{Ops, Stream};
 use djinn_srg::{Graph, KvPlan, Node, NodeId, Op, Rows};
 use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
 
@@ -230,20 +230,15 @@ impl<'a, D: Ops> Executor<'a, D> {
         let all = 0..self.graph.value(node.outputs[0]).rows(self.rows) as u32;
         let runs = self.runs_of(node, tiles).unwrap_or(std::slice::from_ref(&all));
         for rows in runs {
-            if is_in_host_memory(tiles) {
-                self.linear_on_cpu(
-                    tiles,
-                    words(x, rows, k),
-                    words(out, rows, out_width),
-                    rows.end - rows.start,
-                )?;
+            let (x, out) = (words(x, rows, k), words(out, rows, out_width));
+            if self.linear_on_cpu(tiles, [x, out], rows.end - rows.start)? {
                 continue;
             }
             let args = |tile: &LoadedTile| Linear {
-                x: words(x, rows, k),
+                x,
                 weight: tile.parts[0],
                 bias: tile.parts.get(1).copied(),
-                out: words(out, rows, out_width),
+                out,
                 k,
                 n: (tile.rows.end - tile.rows.start) as u32,
                 out_width,
@@ -270,59 +265,12 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(None)
     }
 
-    /// A product of rows `x` with successive tiles in host memory, which the processor computes there.
-    fn linear_on_cpu(&self, tiles: &[LoadedTile], x: Span, out: Span, rows: u32) -> Result<()> {
-        let (device, compute) = (self.device, self.compute);
-        let [first, last] = [&tiles[0], &tiles[tiles.len() - 1]].map(|tile| &tile.rows);
-        let (start, out_width) = (first.start, (last.end - first.start) as u32);
-        let [host_x, host_out] = self.text.cpu_exchange();
-        let (host_x, host_out) =
-            (host_x.slice(0, x.len()), host_out.slice(0, u64::from(rows * out_width) * 4));
-        let args = |tile: &LoadedTile| Linear {
-            x: host_x,
-            weight: tile.parts[0],
-            bias: tile.parts.get(1).copied(),
-            out: host_out,
-            k: (x.len() / 4) as u32 / rows,
-            n: (tile.rows.end - tile.rows.start) as u32,
-            out_width,
-            out_column: (tile.rows.start - start) as u32,
-            rows,
-        };
-        let products: Vec<Linear> = tiles.iter().map(args).collect();
-        products.iter().for_each(Linear::check);
-        device.copy_promptly(compute, x, host_x)?;
-        device.linear_on_cpu(compute, &products)?;
-        let (from, to) = (u64::from(out_width) * 4, out.len() / u64::from(rows));
-        (0..u64::from(rows)).try_for_each(|row| {
-            let to = out.slice(row * to + start * 4, from);
-            device.copy_promptly(compute, host_out.slice(row * from, from), to)
-        })?;
-        Ok(())
-    }
-
     fn attention(&self, node: &Node, launch: &Launch) -> Result<()> {
-        let Op::Attention { heads, scale, window, alibi, .. } = node.op else {
-            unreachable!("called for attention")
-        };
-        let (qkv_width, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
         let RowRuns { attention, narrow_attention, .. } = self.runs;
         let runs = if self.is_aligned(node) { attention } else { narrow_attention };
         for rows in runs {
-            let args = Attention {
-                qkv: words(self.span(node.inputs[0]), rows, qkv_width),
-                kv: self.kv(node.inputs[1]),
-                row_seq: words(self.span(node.inputs[2]), rows, 1),
-                positions: words(self.span(node.inputs[3]), rows, 1),
-                out: words(self.span(node.outputs[0]), rows, out_width),
-                heads,
-                scale,
-                window,
-                alibi,
-                rows: rows.end - rows.start,
-                short_runs: rows.start < self.runs.chunks,
-                read_by: self.read_by(launch).filter(|_| runs.len() == 1),
-            };
+            let read_by = self.read_by(launch).filter(|_| runs.len() == 1);
+            let args = self.attention_of(node, rows, read_by);
             args.check();
             self.device.attention(self.compute, &args)?;
         }

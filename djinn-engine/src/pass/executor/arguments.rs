@@ -1,8 +1,10 @@
 //! What operations are given: the places and sizes of a node's values in the present step.
 
 use super::Executor;
-use crate::pass::batch::is_aligned;
-use djinn_device::args::{Add, ExpertLinear, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight};
+use crate::pass::batch::{is_aligned, words};
+use djinn_device::args::{
+    Add, Attention, ExpertLinear, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight,
+};
 use djinn_device::{DeviceInfo, Ops, Space, Span};
 use djinn_srg::{Dim, Lifecycle, Node, Op, ValueId};
 use djinn_vmu::{Launch, LoadedTile};
@@ -73,6 +75,27 @@ impl<D: Ops> Executor<'_, D> {
             positions: self.span(node.inputs[2]),
             heads,
             rows,
+        }
+    }
+
+    pub(super) fn attention_of(&self, node: &Node, rows: &Range<u32>, read_by: Option<ReadBy>) -> Attention {
+        let Op::Attention { heads, scale, window, alibi, .. } = node.op else {
+            unreachable!("called for attention")
+        };
+        let (qkv_width, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
+        Attention {
+            qkv: words(self.span(node.inputs[0]), rows, qkv_width),
+            kv: self.kv(node.inputs[1]),
+            row_seq: words(self.span(node.inputs[2]), rows, 1),
+            positions: words(self.span(node.inputs[3]), rows, 1),
+            out: words(self.span(node.outputs[0]), rows, out_width),
+            heads,
+            scale,
+            window,
+            alibi,
+            rows: rows.end - rows.start,
+            short_runs: rows.start < self.runs.chunks,
+            read_by,
         }
     }
 
