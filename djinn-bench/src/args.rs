@@ -71,6 +71,9 @@ pub(crate) struct Exp2Args {
     /// Cap on device memory of the capped systems
     #[arg(long, value_parser = bytes, default_value = "20GiB")]
     pub(crate) vram: u64,
+    /// Share of the streamed weights with which the CPU computes in CPU_BESIDE
+    #[arg(long, value_name = "F", default_value_t = 0.55, value_parser = djinn_host::share)]
+    pub(crate) cpu_share: f64,
     /// Tokens of the prompt
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) prompt: u32,
@@ -321,6 +324,8 @@ pub(crate) struct SampleArgs {
     /// Without it there is no cap.
     #[arg(long)]
     pub(crate) vram: Option<u64>,
+    #[arg(long, value_parser = djinn_host::share)]
+    pub(crate) cpu_share: Option<f64>,
     #[arg(long)]
     pub(crate) prompt: u32,
     #[arg(long)]

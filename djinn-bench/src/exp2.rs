@@ -19,7 +19,7 @@ use djinn_host::{DeviceName, Setup, one_line};
 use peers::Peers;
 use results::{Config, Exp2, Row};
 use std::time::Duration;
-use systems::{FULL, Kind, SYSTEMS, System};
+use systems::{CPU_BESIDE, FULL, Kind, SYSTEMS, System};
 
 /// Left free beside the cap when the rest of the card is occupied: what other processes' contexts may take.
 const SLACK: u64 = 2 << 30;
@@ -159,7 +159,9 @@ impl Experiment<'_> {
         for _ in 0..processes {
             let command = match system.kind {
                 Kind::Own(_) => {
-                    let setup = Setup { vram: system.capped.then_some(args.vram), ..self.setup };
+                    let cpu_share = (system.name == CPU_BESIDE).then_some(args.cpu_share);
+                    let vram = system.capped.then_some(args.vram);
+                    let setup = Setup { vram, cpu_share, ..self.setup };
                     let shape = [args.prompt, args.tokens, runs / processes];
                     sample::command(system.name, &setup, &args.model, shape, args.most_seconds)?
                 }

@@ -82,8 +82,8 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     let Kind::Own(change) = args.system.kind else {
         bail!("{} is no system of Djinn's own", args.system.name)
     };
-    let (vram, encoding, kv_dtype) = (args.vram, args.encoding, args.kv_dtype);
-    let setup = Setup { vram, encoding, kv_dtype, ..args.device.setup()? };
+    let &SampleArgs { vram, cpu_share, encoding, kv_dtype, .. } = args;
+    let setup = Setup { vram, cpu_share, encoding, kv_dtype, ..args.device.setup()? };
     let model = model::open(&setup, &args.model)?;
     // One more position, for the logits after the last token.
     let mut options = setup.options_for(&model, args.prompt as u64 + args.tokens as u64 + 1)?;
@@ -113,6 +113,9 @@ pub(crate) fn command(
     }
     if let Some(dtype) = setup.kv_dtype {
         command.args(["--kv-dtype", dtype.name()]);
+    }
+    if let Some(share) = setup.cpu_share {
+        command.args(["--cpu-share", &share.to_string()]);
     }
     let mut option = |flag: &str, value: Option<u64>| {
         if let Some(value) = value {

@@ -74,18 +74,16 @@ fn baseline(budget: &mut Budget) {
     all_streamed(budget);
 }
 
-/// The processor reads weights somewhat faster than the link on the machines measured.
-fn on_cpu(budget: &mut Budget) {
-    budget.cpu_share = 0.58;
-}
-
 /// Djinn as it is: what ablations are compared with.
 pub(crate) const FULL: &str = "FULL";
+
+/// Djinn with a `--cpu-share`.
+pub(crate) const CPU_BESIDE: &str = "CPU_BESIDE";
 
 /// All systems, in the order in which they run.
 pub(crate) const SYSTEMS: &[System] = &[
     own(FULL, "Djinn", |_| {}),
-    own("CPU_BESIDE", "Djinn, the CPU computes beside the link", on_cpu),
+    own(CPU_BESIDE, "Djinn, the CPU computes beside the link", |_| {}),
     ablation(
         "NO_PIPELINING",
         "Djinn, blocking copies",
