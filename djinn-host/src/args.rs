@@ -21,7 +21,7 @@ pub struct DeviceArgs {
         default_value_t
     )]
     pub device: DeviceName,
-    /// Threads that compute on the CPU [default: as many as the machine runs at once]
+    /// Threads that compute on the CPU [default: as many as the machine runs at once, one fewer beside a GPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
 }
