@@ -75,27 +75,16 @@ pub(crate) struct HostPlace {
 
 impl HostPlace {
     /// Its bytes.
-    ///
-    /// # Safety
-    /// Nothing writes them while the slice lives.
-    pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the range lies in `pinned` and is initialised; the caller vouches for the absence of writers.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the range lies in `pinned` and is initialised; that nothing writes it meanwhile is the device's contract.
         unsafe { std::slice::from_raw_parts(self.pinned.at(self.offset, self.len), self.len) }
     }
 
-    /// Its bytes as f32, to be written.
-    ///
-    /// # Panics
-    /// If they are no aligned whole number of f32.
-    ///
-    /// # Safety
-    /// Nothing else reads or writes them while the slice lives.
-    #[allow(clippy::mut_from_ref, reason = "the caller vouches for exclusive use of the bytes")]
-    pub(crate) unsafe fn floats_mut(&self) -> &mut [f32] {
-        // SAFETY: as in `bytes`, and the caller vouches for exclusive use.
-        let bytes =
-            unsafe { std::slice::from_raw_parts_mut(self.pinned.at(self.offset, self.len), self.len) };
-        bytemuck::cast_slice_mut(bytes)
+    /// Its bytes, to be written.
+    #[allow(clippy::mut_from_ref, reason = "the device's contract gives the work exclusive use of them")]
+    pub(crate) fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; that nothing else reads or writes it meanwhile is the device's contract, too.
+        unsafe { std::slice::from_raw_parts_mut(self.pinned.at(self.offset, self.len), self.len) }
     }
 }
 

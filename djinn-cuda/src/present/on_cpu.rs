@@ -6,7 +6,6 @@
 //! ```
 //!
 //! A thread polls the request while works are to come, since waking it would take as long as a small product.
-#![allow(unsafe_code, reason = "products and two words of pinned memory that the card uses as well")]
 
 use crate::Result;
 use crate::present::memory::{HostPlace, Memory, Pinned};
@@ -199,16 +198,11 @@ impl Shared {
 
 impl Words {
     fn request(&self) -> &AtomicU32 {
-        self.word(0)
+        self.pinned.word(0)
     }
 
     fn done(&self) -> &AtomicU32 {
-        self.word(DONE)
-    }
-
-    fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: the word lies in memory that lives as long as `self` and is used by atomics and by the card alone.
-        unsafe { AtomicU32::from_ptr(self.pinned.at(offset, 4).cast()) }
+        self.pinned.word(DONE)
     }
 
     /// Has a stream request a work and wait for it. Each write comes after all that the stream did before.
@@ -254,16 +248,14 @@ impl Work {
         Work(tiles.iter().map(product).collect())
     }
 
+    /// Nothing else writes the memory before the stream has passed this work, nor reads its outputs.
     fn run(&self, processor: &dyn CpuLinear) {
         for Product { args, x, weight, bias, out } in &self.0 {
-            // SAFETY: nothing writes inputs before the stream has passed this work, by the device's contract.
-            let bytes = |place| unsafe { HostPlace::bytes(place) };
             processor.linear(HostLinear {
-                x: bytemuck::cast_slice(bytes(x)),
-                weight: weight_of(args.weight, bytes(weight)),
-                bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, bytes(place))),
-                // SAFETY: nothing else uses outputs before the stream has passed this work, by the device's contract.
-                out: unsafe { out.floats_mut() },
+                x: bytemuck::cast_slice(x.bytes()),
+                weight: weight_of(args.weight, weight),
+                bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, place)),
+                out: bytemuck::cast_slice_mut(out.bytes_mut()),
                 k: args.k,
                 n: args.n,
                 out_width: args.out_width,
@@ -273,6 +265,6 @@ impl Work {
     }
 }
 
-fn weight_of(Weight { dtype, encoding, .. }: Weight, bytes: &[u8]) -> HostWeight<'_> {
-    HostWeight { bytes, dtype, encoding }
+fn weight_of(Weight { dtype, encoding, .. }: Weight, place: &HostPlace) -> HostWeight<'_> {
+    HostWeight { bytes: place.bytes(), dtype, encoding }
 }

@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 use djinn_device::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 
 /// From this size on, memory is mapped by us and registered; below, the driver's own allocator packs better.
 const MAPPED: u64 = 1 << 20;
@@ -50,6 +51,16 @@ impl Pinned {
         assert!(end.is_some_and(|end| end <= self.len), "bytes {offset}+{len} of {}", self.len);
         // SAFETY: just checked to be within the allocation.
         unsafe { self.start.add(offset) }.as_ptr()
+    }
+
+    /// A word at `offset`, a multiple of 4, which the card may use as well.
+    ///
+    /// # Panics
+    /// If it is not within.
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4), "a word at {offset}");
+        // SAFETY: it lies within memory that lives as long as `self`, and callers share words as atomics alone.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
     fn small(len: usize) -> Result<Option<Self>> {
