@@ -122,6 +122,9 @@ pub(crate) fn load(
     let mut engine = djinn_host::load(model, setup, options, &mut on_progress)?;
     let plan = engine.plan();
     progress.finish(plan.host_weight_bytes() + plan.segments.resident);
+    if options.budget.cpu_share > 0.0 && plan.placement.cpu_bytes() == 0 && !quiet {
+        output::remark("--cpu-share has no effect: no weights stream that every step uses");
+    }
     if traced {
         engine.start_trace()?;
     }

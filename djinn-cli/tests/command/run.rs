@@ -301,6 +301,33 @@ fn activations_in_int8_are_told_where_they_are() {
     assert!(message.contains("a plan without --gpu"), "{message}");
 }
 
+/// A share that the processor computes with is told, and a share of nothing as well. The tokens do not change.
+#[test]
+fn a_share_for_the_processor_is_told() {
+    let place = Place::new();
+    let run = |more: &[&str]| {
+        let args = ["run", "synthetic:tiny", "--prompt-tokens=1, 2", "-n=3", "--device=cpu", "--greedy"];
+        let output = place.output(&[&args[..], more].concat(), "");
+        assert!(output.status.success(), "{output:?}");
+        (output.stdout, String::from_utf8(output.stderr).unwrap())
+    };
+    let (told, none) = (" more stay in host memory, for the CPU)", "--cpu-share has no effect: ");
+    let (expected, all) = run(&["--resident-fraction=0.2"]);
+    assert!(!all.contains(told) && !all.contains(none), "{all}");
+    let (text, shared) = run(&["--resident-fraction=0.2", "--cpu-share=0.5"]);
+    assert!(text == expected && shared.contains(told) && !shared.contains(none), "{shared}");
+    let (text, resident) = run(&["--cpu-share=0.5"]);
+    assert!(text == expected && !resident.contains(told) && resident.contains(none), "{resident}");
+    let streamed = |share: &str| {
+        let share = format!("--cpu-share={share}");
+        let args = ["plan", "synthetic:llama-2-13b", "--gpu=h200", "--vram=20GiB", "--json", &share];
+        let plan = place.json(&args);
+        ["expected_streamed_bytes_per_pass", "cpu_bytes_per_pass"].map(|bytes| plan[bytes].as_u64().unwrap())
+    };
+    let ([whole, zero], [rest, on_cpu]) = (streamed("0"), streamed("0.5"));
+    assert!(zero == 0 && on_cpu > whole * 2 / 5 && rest < whole * 3 / 5, "{whole}, {rest} and {on_cpu}");
+}
+
 #[test]
 fn weights_that_are_not_numbers_give_no_text() {
     let place = Place::new();
