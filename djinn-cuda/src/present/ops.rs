@@ -29,10 +29,14 @@ impl CudaDevice {
 const OTHER: &str = "another product follows than an operation was told";
 
 /// Whether only the next product reads an operation's output, and takes it rounded whether its weight is read as stored
-/// or decoded.
+/// or decoded. Tiles of a weight in blocks may be of any formats.
 fn is_read_rounded((rows, k): (u32, u32), next: ReadBy) -> bool {
     let read = type_read(next.dtype, next.encoding);
-    next.alone && [next.encoding, Encoding::Plain].into_iter().all(|of| takes_rounded(rows, k, read, of))
+    let takes = |of| takes_rounded(rows, k, read, of);
+    let is_block = |of: &Encoding| matches!(of, Encoding::Blocks(_));
+    next.alone
+        && [next.encoding, Encoding::Plain].into_iter().all(takes)
+        && (!is_block(&next.encoding) || Encoding::ENCODED.into_iter().filter(is_block).all(takes))
 }
 
 /// The most bytes of rounded activations, or of decoded rows of a weight, that cuBLASLt takes at once. Its results depend

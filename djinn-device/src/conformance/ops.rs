@@ -73,7 +73,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 75] = named![
+    let checks: [Check<D>; 76] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -93,6 +93,7 @@ pub(super) fn each_op<D: Ops>(
         encoded::wide_products_have_the_bits_of_few,
         encoded::takes_tiles_at_once,
         encoded::goes_on_at_once,
+        encoded::goes_on_over_two_formats_at_once,
         encoded::embeds_rows_exactly,
         encoded::experts_match_the_reference,
         encoded::experts_are_computed_at_once,

@@ -4,7 +4,7 @@ use super::Stored;
 use super::linear::{is_large, read_by};
 use super::rig::{PARTS, Rig, rows, same_bits};
 use super::routing::{AtOnce, MANY, ROUTINGS, group};
-use crate::args::{Add, Embed, ExpertLinear, Linear, SiluMul, Weight};
+use crate::args::{Add, Embed, ExpertLinear, Linear, RmsNorm, SiluMul, Weight};
 use crate::reference::encode;
 use crate::{BlockFormat, DType, Encoding, Ops, Space, Span};
 use djinn_srg::lossless_row;
@@ -332,6 +332,40 @@ pub(super) fn goes_on_at_once<D: Ops>(rig: &mut Rig<D>) {
             };
             let [at_once, apart] = [true, false].map(&mut run);
             same_bits(&both.name(&format!("an MLP of {rows} rows with")), &at_once, &apart);
+        }
+    }
+}
+
+/// A norm, and the product that alone reads it, with a weight whose tiles are in blocks of two formats: the bits of a norm that
+/// knows of no product.
+pub(super) fn goes_on_over_two_formats_at_once<D: Ops>(rig: &mut Rig<D>) {
+    let blocks =
+        rig.device.info().encodings.iter().filter(|encoding| matches!(encoding, Encoding::Blocks(_)));
+    let formats: Vec<Encoding> = blocks.copied().collect();
+    let (k, n) = (8192, 64);
+    for (i, &encoding) in formats.iter().enumerate() {
+        let others = [formats[(i + 1) % formats.len()], formats[(i + 5) % formats.len()]];
+        for (rows, other) in [1, 3, 5, 9, 20].into_iter().flat_map(|rows| others.map(|other| (rows, other))) {
+            let (rows, matrices) =
+                (at_most(rig, rows), [encoding, other].map(|of| Matrix::random(rig, of, n, k)));
+            let (x, scale) = (rig.random.floats(rows * k), rig.random.floats(k));
+            let mut run = |told: bool| {
+                let [x, weight] = [&x, &scale].map(|values| rig.upload(values));
+                let [normed, out] = [k, 2 * n].map(|width| rig.blank_f32(rows * width));
+                let mut tile = |i: usize| matrices[i].tile(rig, [normed, out], [0, n], [i * n, 2 * n]);
+                let products = [tile(0), tile(1)];
+                let read_by = told.then(|| read_by(&products[0], true));
+                let weight = Weight::plain(weight, DType::F32);
+                let (width, rows) = (k as u32, rows as u32);
+                let norm = RmsNorm { x, weight, out: normed, eps: 1e-5, width, rows, read_by };
+                norm.check();
+                products.iter().for_each(Linear::check);
+                rig.enqueued(rig.device.rms_norm(rig.stream, &norm));
+                rig.enqueued(rig.device.linear_tiles(rig.stream, &products));
+                rig.take(out)
+            };
+            let [told, apart] = [true, false].map(&mut run);
+            same_bits(&matrices[0].name(&format!("{rows} rows by {other} and")), &told, &apart);
         }
     }
 }
