@@ -12,6 +12,7 @@ pub(super) const HARMLESS: [&str; 25] = [
     "activations",
     "batch",
     "chunk",
+    "cpu-share",
     "ctx",
     "device",
     "dtype",
