@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// What a settings file in the working directory may set: how much memory, which device and how tokens are drawn.
 /// What is asked, shown, stopped at, run or written is not for a folder to say.
-pub(super) const HARMLESS: [&str; 25] = [
+pub(super) const HARMLESS: [&str; 26] = [
     "activations",
     "batch",
     "chunk",
