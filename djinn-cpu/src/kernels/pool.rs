@@ -24,7 +24,7 @@ mod sync {
     pub(super) const SPINS: u32 = 1000;
     /// Polls that yield before a worker sleeps.
     pub(super) const YIELDS: u32 = 500;
-    /// The same where jobs come milliseconds apart: to wake takes as long as a tenth of a job.
+    /// The same where jobs come milliseconds apart, and each would wait while workers wake.
     pub(super) const PATIENT_YIELDS: u32 = 20_000;
 
     pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {

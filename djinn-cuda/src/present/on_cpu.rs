@@ -5,7 +5,7 @@
 //! processor              sees it │ computes │ done = 1
 //! ```
 //!
-//! A thread polls the request while works are to come, since waking it would take as long as a small product.
+//! A thread polls the request while works are to come, since the stream would wait while it wakes.
 
 use crate::Result;
 use crate::present::memory::{HostPlace, Memory, Pinned};

@@ -33,7 +33,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The most rows of a pass in which the processor computes. With more, it would take longer than copies.
+    /// The most rows of a pass in which the processor computes: its time grows with the rows, that of copies does not.
     pub const CPU_ROWS: u64 = 8;
 
     /// Whether a pass of `rows` rows uses a chunk in host memory.
