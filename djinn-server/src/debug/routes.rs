@@ -65,13 +65,15 @@ pub(super) async fn arm(named: &Named, breakpoint: Breakpoint) -> Result<Armed, 
 
 /// Removes a breakpoint. Returns whether it existed.
 async fn disarm(named: &Named, number: u64) -> bool {
-    let Some(armed) = named.model.sessions.remove_breakpoint(&named.key, number) else { return false };
-    if let (Some(engine), Some((session, at))) = (&named.record.engine, armed.at)
+    let Some((armed, engine)) = named.model.sessions.remove_breakpoint(&named.key, number) else {
+        return false;
+    };
+    if let (Some(engine), Some((session, at))) = (engine, armed.at)
         && session == engine.id
     {
         // The session may be gone.
         let _ =
-            debug(engine, named.model.graph(), move |debugger, id| debugger.clear_breakpoint(id, at)).await;
+            debug(&engine, named.model.graph(), move |debugger, id| debugger.clear_breakpoint(id, at)).await;
     }
     true
 }
@@ -117,8 +119,7 @@ pub(crate) async fn wait(
     let tenant = tenant_salt(asker);
     let until = wait_of(&query, "timeout_ms", 30_000, LONGEST_WAIT)?;
     loop {
-        let named = Named::find(&server, tenant.clone(), &id, &query)?;
-        let mut rings = named.record.bell.subscribe();
+        let (named, mut rings) = Named::listen(&server, &tenant, &id, &query)?;
         if let Some(at) = paused(&named).await {
             return reply::ok(&json!({ "paused_at": json_of(&named, &at) }));
         }

@@ -46,8 +46,7 @@ pub(crate) async fn show(
     let until = wait_of(&query, "wait_ms", 0, LONGEST_WAIT)?;
     let mut look_in = LOOK_SOON;
     let (named, state) = loop {
-        let named = Named::find(&server, tenant.clone(), &id, &query)?;
-        let mut rings = named.record.bell.subscribe();
+        let (named, mut rings) = Named::listen(&server, &tenant, &id, &query)?;
         let state = named.state().await;
         if state != "running" || Instant::now() >= until || server.is_draining() {
             break (named, state);

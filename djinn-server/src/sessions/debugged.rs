@@ -19,31 +19,36 @@ impl Record {
         key: &Key,
     ) {
         let id = |place: usize| BreakpointId(place as u64 + 1);
-        let client = &session.client;
         for own in &mut self.breakpoints {
             let place = armed.iter().position(|&(number, _)| number == own.number);
             own.before = own.hits;
             own.at = place.map(|place| (session.id, id(place)));
             if place.is_none() && !own.is_spent() {
-                let (number, breakpoint) = (own.number, own.again());
-                let (session, table, key) = (session.id, Arc::clone(table), key.clone());
-                client.begin_debug(move |debugger| {
-                    // A breakpoint without room stays unarmed, and is shown so.
-                    let at = debugger.set_breakpoint(session, breakpoint).ok();
-                    table.change(&key, |record| {
-                        let own = record.breakpoints.iter_mut().find(|armed| armed.number == number);
-                        own.into_iter().for_each(|own| own.at = at.map(|at| (session, at)));
-                    });
-                });
+                own.begin_arming(session, table, key);
             }
         }
         for (place, (number, _)) in armed.iter().enumerate() {
             if self.breakpoints.iter().all(|own| own.number != *number) {
-                let session = session.id;
+                let (client, session) = (&session.client, session.id);
                 // It may have ended by then.
                 client.begin_debug(move |debugger| drop(debugger.clear_breakpoint(session, id(place))));
             }
         }
+    }
+}
+
+impl Armed {
+    /// Arms it in the engine, and notes that in `table`. A breakpoint without room stays unarmed, and is shown so.
+    fn begin_arming(&self, session: &EngineSession, table: &Arc<SessionTable>, key: &Key) {
+        let (number, breakpoint) = (self.number, self.again());
+        let (client, session, table, key) = (&session.client, session.id, Arc::clone(table), key.clone());
+        client.begin_debug(move |debugger| {
+            let at = debugger.set_breakpoint(session, breakpoint).ok();
+            table.change(&key, |record| {
+                let own = record.breakpoints.iter_mut().find(|armed| armed.number == number);
+                own.into_iter().for_each(|own| own.at = at.map(|at| (session, at)));
+            });
+        });
     }
 }
 
@@ -53,9 +58,10 @@ impl SessionTable {
         self.record(key).map_or_else(Vec::new, |record| record.breakpoints)
     }
 
-    /// Adds a breakpoint, which may be armed in the engine. `None` if the session is gone.
+    /// Adds a breakpoint, which may be armed in the engine; if the engine has opened the session meanwhile, it is armed
+    /// there. `None` if the session is gone.
     pub(crate) fn add_breakpoint(
-        &self,
+        self: &Arc<Self>,
         key: &Key,
         breakpoint: Breakpoint,
         at: Option<(SessionId, BreakpointId)>,
@@ -65,17 +71,20 @@ impl SessionTable {
             record.armed += 1;
             record.is_debugged = true;
             let armed = Armed { number: record.armed, breakpoint, at, hits: 0, before: 0 };
+            let opened = record.engine.as_ref().filter(|engine| at.is_none_or(|(at, _)| at != engine.id));
+            opened.iter().for_each(|engine| armed.begin_arming(engine, self, key));
             record.breakpoints.push(armed.clone());
             added = Some(armed);
         });
         added
     }
 
-    pub(crate) fn remove_breakpoint(&self, key: &Key, number: u64) -> Option<Armed> {
+    /// Returns the breakpoint, and the session of the engine that may stop at it.
+    pub(crate) fn remove_breakpoint(&self, key: &Key, number: u64) -> Option<(Armed, Option<EngineSession>)> {
         let mut removed = None;
         self.change(key, |record| {
             let at = record.breakpoints.iter().position(|armed| armed.number == number);
-            removed = at.map(|at| record.breakpoints.remove(at));
+            removed = at.map(|at| (record.breakpoints.remove(at), record.engine.clone()));
         });
         removed
     }

@@ -29,6 +29,7 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// The session that a path names.
 pub(crate) struct Named {
@@ -66,6 +67,18 @@ impl Named {
             found = Some(Named { model, model_name, key: key.clone(), record });
         }
         found.ok_or_else(|| missing(id))
+    }
+
+    /// Finds a session, and listens to its bell. The record is read after the listening begins: a ring in between would
+    /// be lost otherwise, and with it what it told of.
+    pub(crate) fn listen(
+        server: &Server,
+        tenant: &[u8],
+        id: &str,
+        query: &Pairs,
+    ) -> Result<(Self, watch::Receiver<()>), ApiError> {
+        let rings = Self::find(server, tenant.to_vec(), id, query)?.record.bell.subscribe();
+        Ok((Self::find(server, tenant.to_vec(), id, query)?, rings))
     }
 
     pub(super) fn of(
