@@ -13,19 +13,21 @@ if ! compgen -G "${CARGO_TARGET_DIR:-target}/debug/incremental/*" >/dev/null; th
     export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
 fi
 
+export RUSTC_WORKSPACE_WRAPPER="$PWD/scripts/clippy-rustc"
+
 step() { printf '\n== %s (after %d s)\n' "$*" "$SECONDS"; "$@"; }
 
 step cargo fmt --all --check
 step cargo test --workspace --locked --no-run
+step cargo test --workspace --locked --no-run --benches -q
 cache="$PWD/target/test-cache"
 DJINN_CACHE="$cache" step "${CARGO_TARGET_DIR:-target}/debug/djinn" pull smollm2
 export DJINN_SMOLLM2="$cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# Takes the cores that the longer tests leave idle. Lints come last: while cargo compiles, no other cargo begins.
+# Takes the cores that the longer tests leave idle.
 beside() {
     step cargo test --workspace --locked --lib --bins -q
     step cargo test --workspace --locked --doc -q
-    step cargo clippy --workspace --all-targets --locked -q -- -D warnings
 }
 
 # A process group of its own, so that it ends with this script.
