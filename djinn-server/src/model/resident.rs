@@ -135,6 +135,11 @@ impl Resident {
         let reserved = runtime.device().info().reserved_bytes;
         let planned = self.starting.options().and_then(|options| {
             let plan = options.plan(&self.starting.model.graph, reserved).map_err(djinn_host::Error::from)?;
+            if options.budget.cpu_share > 0.0 && plan.placement.cpu_bytes() == 0 {
+                let name = &self.starting.model.name;
+                let why = "no weights stream that every step uses";
+                log::warn!(target: "djinn::server", "{name}: the CPU's share of weights has no effect: {why}");
+            }
             let device_bytes = plan.segments.total() - plan.segments.reserved;
             let host_bytes = options.host_bytes(&self.starting.model.graph, &plan);
             Ok(Planned { options, device_bytes, host_bytes })
