@@ -24,12 +24,10 @@ cache="$PWD/target/test-cache"
 DJINN_CACHE="$cache" step "${CARGO_TARGET_DIR:-target}/debug/djinn" pull smollm2
 export DJINN_SMOLLM2="$cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# Two halves run side by side, since many tests do not keep all cores busy: those of files that begin with an e (the engine's
-# take longest) and the rest.
+# Takes the cores that the longer tests leave idle.
 beside() {
     step cargo test --workspace --locked --lib --bins -q
     step cargo test --workspace --locked --doc -q
-    step cargo test --workspace --locked --test 'e*' -- --include-ignored
 }
 
 # A process group of its own, so that it ends with this script.
@@ -39,7 +37,7 @@ beside >"$output" 2>&1 &
 set +m
 trap 'kill -- -$! 2>/dev/null || true; rm -f "$output"' EXIT
 
-step cargo test --workspace --locked --test '[!e]*' -- --include-ignored
+step cargo test --workspace --locked --test '*' -- --include-ignored
 for crate in djinn-*/; do
     cargo package --list --allow-dirty -p "${crate%/}" >/dev/null
 done
