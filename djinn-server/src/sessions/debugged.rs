@@ -38,16 +38,24 @@ impl Record {
 }
 
 impl Armed {
-    /// Arms it in the engine, and notes that in `table`. A breakpoint without room stays unarmed, and is shown so.
+    /// Arms it in the engine, and notes that in `table`; if it was deleted meanwhile, it is removed again. A breakpoint
+    /// without room stays unarmed, and is shown so.
     fn begin_arming(&self, session: &EngineSession, table: &Arc<SessionTable>, key: &Key) {
         let (number, breakpoint) = (self.number, self.again());
         let (client, session, table, key) = (&session.client, session.id, Arc::clone(table), key.clone());
         client.begin_debug(move |debugger| {
             let at = debugger.set_breakpoint(session, breakpoint).ok();
+            let mut is_kept = false;
             table.change(&key, |record| {
-                let own = record.breakpoints.iter_mut().find(|armed| armed.number == number);
-                own.into_iter().for_each(|own| own.at = at.map(|at| (session, at)));
+                if let Some(own) = record.breakpoints.iter_mut().find(|armed| armed.number == number) {
+                    own.at = at.map(|at| (session, at));
+                    is_kept = true;
+                }
             });
+            if let Some(at) = at.filter(|_| !is_kept) {
+                // The session may be gone.
+                let _ = debugger.clear_breakpoint(session, at);
+            }
         });
     }
 }
