@@ -3,6 +3,8 @@
 # with 13.0 and 12.4 for Hopper. The latter takes minutes. It is left out for sources of which kernels/hopper.sha256 says that
 # they compile; `--record` compiles everything, and writes that file.
 set -euo pipefail
+# The order of the hashes is that of the files' names.
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 known=kernels/hopper.sha256
 hashes=$(sha256sum scripts/check-kernels.sh scripts/setup-nvcc.sh kernels/*.cu kernels/*.cuh kernels/*.h)
