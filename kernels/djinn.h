@@ -450,13 +450,26 @@ typedef struct djinn_route_args {
 } djinn_route_args;
 int djinn_route(const djinn_route_args *args, void *stream);
 
-/* order[starts[e] .. starts[e + 1]] = the slots whose id is e, ascending. Ids are below experts. */
+/* Slots that the host's processor computes: slot s whose id is within begin to end - 1, if s % top_k >= first; top_k > 0. */
+typedef struct djinn_cpu_slots {
+    uint32_t top_k;
+    uint32_t first;
+    uint32_t begin;
+    uint32_t end;
+} djinn_cpu_slots;
+
+/*
+ * order[starts[e] .. starts[e + 1]] = the slots whose id is e, ascending: those of the processor if `of_cpu`, else all others.
+ * Ids are below experts. order and starts may lie in pinned host memory.
+ */
 typedef struct djinn_group_args {
     const uint32_t *ids; /* [slots] */
     uint32_t *order;     /* [slots] */
     uint32_t *starts;    /* [experts + 1] */
     uint32_t experts;    /* up to 1024 */
     uint32_t slots;
+    djinn_cpu_slots cpu;
+    uint32_t of_cpu;
 } djinn_group_args;
 int djinn_group(const djinn_group_args *args, void *stream);
 
@@ -481,11 +494,17 @@ typedef struct djinn_expert_linear_args {
 } djinn_expert_linear_args;
 int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream);
 
-/* out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. */
+/*
+ * out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. Slots of the processor are read from cpu_y instead of y. ids and
+ * cpu_y may lie in pinned host memory; ids null: no slot is the processor's.
+ */
 typedef struct djinn_combine_args {
     const float *y;       /* [rows top_k, width] */
     const float *weights; /* [rows, top_k] */
-    float *out;           /* [rows, width] */
+    const uint32_t *ids;  /* [rows, top_k] */
+    const float *cpu_y;   /* [rows top_k, width] */
+    djinn_cpu_slots cpu;
+    float *out; /* [rows, width] */
     uint32_t top_k;
     uint32_t width;
     uint32_t rows;

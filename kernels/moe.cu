@@ -8,13 +8,14 @@
  * Launch: a warp for each row, 4 warps a block; lane i holds logits i, 32 + i, ... in registers. For each choice, each lane
  * finds its greatest logit that is left, and the warp the greatest of these.
  *
- * group: a stable counting sort of the slots by expert. ids u32 [slots], order u32 [slots], starts u32 [experts + 1].
+ * group: a stable counting sort of the slots by expert, of those that the device or the host's processor computes. ids u32
+ * [slots], order u32 [slots], starts u32 [experts + 1].
  * Launch: one block of 8 warps, each with a run of slots and its own counters. They count; a scan over the experts, and
  * over the warps of each, turns counts into places; then each warp goes through its run again, and lanes with the same
  * expert take places in order.
  *
  * combine: out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. y f32 [rows top_k, width], weights f32 [rows, top_k],
- * out f32 [rows, width]. Fused multiply-adds in the order of j.
+ * out f32 [rows, width]. Fused multiply-adds in the order of j. Slots of the processor come from cpu_y, of y's shape.
  * Launch: blocks of 256 threads with 4 elements each, x over rows, y over columns.
  *
  * Reference: djinn-device, src/reference/routing.rs, `route`, `group`, `combine`.
@@ -34,6 +35,11 @@ constexpr unsigned GROUP_WARPS = 8;
 constexpr unsigned GROUP_THREADS = 32 * GROUP_WARPS;
 constexpr unsigned COMBINE_THREADS = 256;
 constexpr unsigned COMBINE_BLOCK = 4 * COMBINE_THREADS;
+
+/* Whether the processor computes a slot, with the expert that is chosen there. */
+__device__ __forceinline__ bool is_of_cpu(const djinn_cpu_slots &cpu, unsigned slot, unsigned id) {
+    return slot % cpu.top_k >= cpu.first && cpu.begin <= id && id < cpu.end;
+}
 
 /* Routes one row, of up to 32 EACH experts. */
 template <unsigned EACH> __device__ __forceinline__ void route_row(const djinn_route_args &a, unsigned row) {
@@ -122,7 +128,10 @@ extern "C" __global__ void __launch_bounds__(djinn::GROUP_THREADS)
     __syncthreads();
     const unsigned run = (a.slots / GROUP_THREADS + 1) * 32;
     const unsigned first = min(warp * run, a.slots), end = min(first + run, a.slots);
-    const auto id_of = [&](unsigned slot) { return slot < end ? a.ids[slot] : NONE; };
+    const auto id_of = [&](unsigned slot) {
+        const unsigned id = slot < end ? a.ids[slot] : NONE;
+        return id < a.experts && is_of_cpu(a.cpu, slot, id) == (a.of_cpu != 0) ? id : NONE;
+    };
     for (unsigned at = first; at < end; at += 32) {
         const unsigned id = id_of(at + lane);
         if (id < a.experts) {
@@ -193,13 +202,18 @@ extern "C" __global__ void __launch_bounds__(djinn::COMBINE_THREADS)
     using namespace djinn;
     enter();
     const size_t row = blockIdx.x;
-    const float *weights = a.weights + row * a.top_k, *y = a.y + row * a.top_k * a.width;
+    const float *weights = a.weights + row * a.top_k;
+    const auto y_of = [&](unsigned j) {
+        const size_t slot = row * a.top_k + j;
+        const bool of_cpu = a.ids != nullptr && is_of_cpu(a.cpu, unsigned(slot), a.ids[slot]);
+        return (of_cpu ? a.cpu_y : a.y) + slot * a.width;
+    };
     float *out = a.out + row * a.width;
     const unsigned begin = blockIdx.y * COMBINE_BLOCK + threadIdx.x * 4;
     if (a.width % 4 == 0 && begin < a.width) {
         Pack<float, 4> sum = {};
         for (unsigned j = 0; j < a.top_k; ++j) {
-            const auto part = load<float, 4>(y + size_t(j) * a.width + begin);
+            const auto part = load<float, 4>(y_of(j) + begin);
 #pragma unroll
             for (unsigned i = 0; i < 4; ++i) {
                 sum.at[i] = __fmaf_rn(weights[j], part.at[i], sum.at[i]);
@@ -211,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(djinn::COMBINE_THREADS)
     for (unsigned i = begin; i < a.width && i < begin + 4; ++i) {
         float sum = 0;
         for (unsigned j = 0; j < a.top_k; ++j) {
-            sum = __fmaf_rn(weights[j], y[size_t(j) * a.width + i], sum);
+            sum = __fmaf_rn(weights[j], y_of(j)[i], sum);
         }
         out[i] = sum;
     }

@@ -122,8 +122,8 @@ pub(crate) fn load(
     let mut engine = djinn_host::load(model, setup, options, &mut on_progress)?;
     let plan = engine.plan();
     progress.finish(plan.host_weight_bytes() + plan.segments.resident);
-    if options.budget.cpu_share > 0.0 && plan.placement.cpu_bytes() == 0 && !quiet {
-        output::remark("--cpu-share has no effect: no weights stream that every step uses");
+    if options.budget.cpu_share > 0.0 && !plan.placement.uses_cpu() && !quiet {
+        output::remark("--cpu-share has no effect: it leaves no streamed weights to the CPU");
     }
     if traced {
         engine.start_trace()?;

@@ -454,12 +454,22 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_cpu_slots {
+    pub top_k: u32,
+    pub first: u32,
+    pub begin: u32,
+    pub end: u32,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_group_args {
     pub ids: *const u32,
     pub order: *mut u32,
     pub starts: *mut u32,
     pub experts: u32,
     pub slots: u32,
+    pub cpu: djinn_cpu_slots,
+    pub of_cpu: u32,
 }
 unsafe extern "C" {
     pub fn djinn_group(
@@ -492,6 +502,9 @@ unsafe extern "C" {
 pub struct djinn_combine_args {
     pub y: *const f32,
     pub weights: *const f32,
+    pub ids: *const u32,
+    pub cpu_y: *const f32,
+    pub cpu: djinn_cpu_slots,
     pub out: *mut f32,
     pub top_k: u32,
     pub width: u32,

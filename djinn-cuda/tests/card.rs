@@ -48,6 +48,8 @@ fn a_panic_on_the_processor_loses_the_device() {
     struct Failing;
 
     impl CpuLinear for Failing {
+        fn silu_mul(&self, _: &[f32], _: &mut [f32]) {}
+
         fn linear(&self, _: HostLinear<'_>) {
             panic!("planted\nfor a test");
         }

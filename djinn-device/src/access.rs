@@ -32,6 +32,12 @@ impl Field for Span {
     }
 }
 
+impl Field for Option<Span> {
+    fn span(self) -> Option<Span> {
+        self
+    }
+}
+
 impl Field for Weight {
     fn span(self) -> Option<Span> {
         Some(self.span)

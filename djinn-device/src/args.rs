@@ -12,7 +12,7 @@ mod tests;
 
 pub use attention::{Attention, KvPages, KvWrite, Rope, RopeTable};
 pub use choice::Choose;
-pub use routing::{Combine, CopyExpert, ExpertLinear, Group, Route};
+pub use routing::{Combine, CopyExpert, CpuExperts, CpuSlots, ExpertLinear, Group, Route};
 
 use crate::{DType, Encoding, Span};
 use check::{ALIGN, Checks, qkv_width};

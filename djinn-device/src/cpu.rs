@@ -35,10 +35,13 @@ pub struct HostLinear<'a> {
 }
 
 /// The host's processor, for a device that leaves some products to it
-/// ([`Ops::linear_on_cpu`](crate::Ops::linear_on_cpu)).
+/// ([`Ops::linear_on_cpu`](crate::Ops::linear_on_cpu), [`Ops::experts_on_cpu`](crate::Ops::experts_on_cpu)).
 pub trait CpuLinear: Send + Sync {
     /// Computes one product. Returns when it is done.
     fn linear(&self, product: HostLinear<'_>);
+
+    /// `out[i] = silu(x[i]) · x[width + i]`, for one row of `x`, f32 `[2 · width]`.
+    fn silu_mul(&self, x: &[f32], out: &mut [f32]);
 
     /// For people, e.g. `16 threads, avx512`.
     fn name(&self) -> String;

@@ -3,7 +3,7 @@
 
 use crate::access::{Access, Field};
 use crate::args::check::Checks;
-use crate::args::{self, Add, CopyExpert, ExpertLinear, KvWrite, Linear, RmsNorm, Rope, SiluMul};
+use crate::args::{self, Add, CopyExpert, CpuExperts, ExpertLinear, KvWrite, Linear, RmsNorm, Rope, SiluMul};
 use crate::{Device, Result, Span, Stream};
 
 /// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
@@ -43,7 +43,7 @@ macro_rules! for_each_op {
             route: Route { reads: [logits], in_place: [], writes: [weights, ids] },
             group: Group { reads: [ids], in_place: [], writes: [order, starts] },
             expert_linear: ExpertLinear { reads: [x, weight, order, starts], in_place: [], writes: [out] },
-            combine: Combine { reads: [y, weights], in_place: [], writes: [out] },
+            combine: Combine { reads: [y, weights, ids, cpu_y], in_place: [], writes: [out] },
             copy_expert: CopyExpert { reads: [src, starts], in_place: [], writes: [dst, moved] },
             choose: Choose { reads: [logits, draws, changes, earlier], in_place: [], writes: [drawn] },
             checksum: Checksum { reads: [src], in_place: [], writes: [out] },
@@ -198,6 +198,21 @@ macro_rules! operations {
             /// The same for [`copy_expert`](Ops::copy_expert) and [`CopyExpert::check_all`].
             fn copy_experts(&self, stream: Stream, copies: &[CopyExpert]) -> Result<()> {
                 copies.iter().try_for_each(|copy| self.copy_expert(stream, copy))
+            }
+
+            /// Begins the work of [`CpuExperts`] on the host's processor, with what lies in host memory when the stream comes
+            /// to it. Later work on the stream does not wait for it, and uses none of its memory before
+            /// [`await_cpu`](Ops::await_cpu) on the same stream, nor has the processor do anything else. A row's bits do not
+            /// depend on the other rows.
+            fn experts_on_cpu(&self, stream: Stream, experts: &CpuExperts) -> Result<()> {
+                self.expert_linears(stream, &experts.up)?;
+                self.silu_mul(stream, &experts.act)?;
+                self.expert_linears(stream, &experts.down)
+            }
+
+            /// Lets later work on the stream wait for the work that [`experts_on_cpu`](Ops::experts_on_cpu) began last.
+            fn await_cpu(&self, _stream: Stream) -> Result<()> {
+                Ok(())
             }
 
             /// [`linear_tiles`](Ops::linear_tiles) with all tiles of a weight, then [`silu_mul`](Ops::silu_mul) of the

@@ -122,7 +122,7 @@ impl Options {
         let resident = placement.chunks.iter().zip(&placement.slots).filter(|(_, slot)| slot.is_none());
         let staging = resident.map(|(chunk, _)| chunk.bytes).max().unwrap_or(0);
         let twice = inputs + rows.logit_rows * row_bytes + staging;
-        let cpu_exchange: u64 = plan.cpu_exchange(graph).iter().sum();
+        let cpu_exchange = plan.cpu_exchange(graph).total();
         plan.host_bytes + cpu_exchange + graph.value(graph.logits).bytes(rows) + 2 * twice + self.hook_bytes
     }
 

@@ -140,7 +140,8 @@ impl<D: Ops> Engine<D> {
         let began = lap(trace, HostSpan::Upload, began);
         passes.enqueue_inputs(runtime, parts, exchange, layout, batch.len())?;
         let outputs = layout.runs.outputs.clone();
-        parts.text.streamer.begin_pass(rows.rows);
+        // What single slots give is on the device only if the device computes them all.
+        parts.text.streamer.begin_pass(rows.rows, hooks.are_at_slots(&parts.graph));
         let position = parts.text.streamer.position();
         let key = Key { rows, position, hooks: hooks.work().to_vec(), outputs: outputs.clone() };
         let one_token_each = batch.len() as u64 == rows.rows;

@@ -7,7 +7,7 @@ use djinn_cpu::{CpuConfig, CpuDevice, Math, SimConfig, SimDevice};
 use djinn_device::{Device, Error as DeviceError, Ops, Space};
 use djinn_engine::{Act, Budget, Edit, Engine, Entry, Error, Intervention, MemoryPlan, Options, Wanted};
 use djinn_srg::{Dim, Graph, Hook, NodeId, Op};
-use djinn_vmu::Section;
+use djinn_vmu::{PassStats, Placement, Section};
 use interpreter::{Outcome, interpret};
 use mixture::{EXPERTS, LAYERS, Random, TOP_K, VOCAB, graph, uneven};
 use std::ops::ControlFlow;
@@ -135,15 +135,17 @@ struct Ran {
     bits: Vec<Vec<u32>>,
     /// Bytes that each pass streamed.
     streamed: Vec<u64>,
+    /// Bytes that the processor used in each pass.
+    on_cpu: Vec<u64>,
     replayed: u64,
     plan: MemoryPlan,
 }
 
 /// Runs a script: the logits of each sequence's last token in every pass, or of all where the plan has room for more
 /// than one of each.
-fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u32>>, Vec<u64>), Error> {
+fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u32>>, Vec<PassStats>), Error> {
     let (mut sequences, mut lengths) = ([(); 2].map(|()| djinn_engine::Sequence::default()), [0; 2]);
-    let (mut bits, mut streamed, mut pages) = (Vec::new(), Vec::new(), engine.free_pages());
+    let (mut bits, mut all, mut pages) = (Vec::new(), Vec::new(), engine.free_pages());
     for pass in script {
         let tokens = pass.iter().map(|&(sequence, count)| {
             let first = lengths[sequence];
@@ -159,20 +161,22 @@ fn passes<D: Ops>(engine: &mut Engine<D>, script: &Script) -> Result<(Vec<Vec<u3
         }
         let (logits, stats) = engine.step(&mut pages, &mut batch)?;
         bits.push(logits.iter().map(|l| l.to_bits()).collect());
-        streamed.push(stats.streamed_bytes);
+        all.push(stats);
     }
-    Ok((bits, streamed))
+    Ok((bits, all))
 }
 
 fn run<D: Ops>(device: D, options: &Options, script: &Script) -> Result<Ran, Error> {
     let mut engine = load(device, options)?;
-    let (bits, streamed) = passes(&mut engine, script)?;
+    let (bits, stats) = passes(&mut engine, script)?;
+    let [streamed, on_cpu] = [|of: &PassStats| of.streamed_bytes, |of: &PassStats| of.cpu_bytes]
+        .map(|bytes| stats.iter().map(bytes).collect());
     let (replayed, plan) = (engine.replayed_passes(), engine.plan().clone());
     let device = engine.unload();
     for space in [Space::Device, Space::Host] {
         assert_eq!(device.usage(space).in_use, 0, "{space:?} memory is given back");
     }
-    Ok(Ran { bits, streamed, replayed, plan })
+    Ok(Ran { bits, streamed, on_cpu, replayed, plan })
 }
 
 /// Runs, and checks the bits and the bytes of every pass.
@@ -245,6 +249,44 @@ fn no_order_of_events_changes_a_bit_or_a_byte() {
         replayed += ran.replayed;
     }
     assert!(replayed > 300, "{replayed} passes were replayed");
+}
+
+/// Slots of the processor change no bit where both compute alike. Together the two read what the pass uses.
+#[test]
+fn slots_of_the_processor_change_no_bit() {
+    let (mut on_cpu, mut replayed) = (0, 0);
+    for seed in 0..2 * placements().count() {
+        let (fraction, chunk, rings) = placements().nth(seed / 2).expect("one of them");
+        let mut options = options(fraction, chunk, rings);
+        options.budget.cpu_share = [0.3, 0.5, 1.0][seed % 3];
+        options.budget.blocking_copies = seed % 7 == 0;
+        options.budget.stream_check = seed % 4 == 0;
+        options.replay = seed % 5 != 4;
+        let what = format!("seed {seed}: {:?}", options.budget);
+        let ran = match seed % 2 {
+            0 => run(cpu(), &options, &script()),
+            _ => run(seeded(seed as u64), &options, &script()),
+        };
+        let ran = ran.expect("it runs");
+        assert!(ran.bits == *RESIDENT, "bits of {what}");
+        for (pass, (&streamed, &cpu)) in ran.streamed.iter().zip(&ran.on_cpu).enumerate() {
+            let expected = EXPECTED.streamed_bytes(pass, &ran.plan);
+            let rows: usize = script()[pass].iter().map(|(_, tokens)| tokens).sum();
+            let few = rows as u64 <= Placement::CPU_ROWS && ran.plan.placement.uses_cpu();
+            // An expert that both need is read by both.
+            assert!(
+                streamed + cpu >= expected && (few || (streamed, cpu) == (expected, 0)),
+                "pass {pass} of {what}"
+            );
+            assert!(
+                rows > 1 || streamed + cpu == expected,
+                "pass {pass} of {what}: {streamed} + {cpu} of {expected}"
+            );
+            on_cpu += cpu;
+        }
+        replayed += ran.replayed;
+    }
+    assert!(on_cpu > 0 && replayed > 100, "{on_cpu} bytes on the processor, {replayed} replays");
 }
 
 /// The floor: a decode pass moves the chosen experts' share of what is streamed of them, and what all passes use.
@@ -343,14 +385,14 @@ fn a_failed_copy_stops_the_engine_and_the_cap_holds() {
 fn a_trace_shows_launches_and_moved_chunks() {
     let mut engine = load(seeded(3), &options(0.0, CHUNKS[1], 3)).expect("it loads");
     engine.start_trace().expect("it starts");
-    let (bits, streamed) = passes(&mut engine, &script()).expect("it runs");
+    let (bits, stats) = passes(&mut engine, &script()).expect("it runs");
     assert!(bits == *RESIDENT);
     let mut json = Vec::new();
     engine.finish_trace().expect("it was started").write(&mut json).expect("memory takes it");
     let json: serde_json::Value = serde_json::from_slice(&json).expect("valid JSON");
     let spans: Vec<_> = json["traceEvents"].as_array().expect("a list").iter().collect();
     let of = |pass: usize| spans.iter().filter(move |s| s["args"]["pass"] == pass);
-    for (pass, &bytes) in streamed.iter().enumerate() {
+    for (pass, bytes) in stats.iter().map(|of| of.streamed_bytes).enumerate() {
         let copies: Vec<u64> = of(pass).filter_map(|s| s["args"]["bytes"].as_u64()).collect();
         assert_eq!(copies.iter().sum::<u64>(), bytes, "pass {pass}");
         assert!(copies.iter().all(|&bytes| bytes > 0));
@@ -453,6 +495,45 @@ fn a_hook_between_experts_is_between_their_products() {
         hooks += 1;
     }
     assert_eq!(hooks, 2 * EXPERTS);
+}
+
+/// A pass that changes what slots give leaves none of them to the processor. A change elsewhere does not matter.
+#[test]
+fn a_hook_at_slots_finds_all_of_them_on_the_device() {
+    let graph = graph();
+    let tokens: Vec<u32> = (0..4).map(|at| token(0, at)).collect();
+    let changed = |fraction: f64, seed: u64, hook: &Hook| {
+        let mut options = Options { hook_bytes: 1 << 16, ..options(fraction, CHUNKS[0], 2) };
+        options.budget.cpu_share = 0.5;
+        let mut engine = load(seeded(seed), &options).expect("it loads");
+        let (mut pages, mut sequence) = (engine.free_pages(), djinn_engine::Sequence::default());
+        let every = || std::iter::once(0..tokens.len()).collect();
+        let act = [Act::Edit(Edit::add(vec![0.5], 1.0)), Act::Capture];
+        let both = act.map(|act| Intervention { hook: hook.clone(), tokens: every(), act });
+        let entry = Entry { interventions: &both, ..Entry::new(&mut sequence, &tokens, Wanted::Last) };
+        let (logits, stats) = engine.step(&mut pages, &mut [entry]).expect("it runs");
+        let bits: Vec<u32> = logits.iter().map(|l| l.to_bits()).collect();
+        let captured: Vec<u32> = engine.take_captured()[0].values.iter().map(|x| x.to_bits()).collect();
+        (bits, captured, stats.cpu_bytes)
+    };
+    let mut on_cpu = [0, 0];
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.name.starts_with("blocks.1.")) {
+        let value = node.outputs[0];
+        let (shape, of_weights) =
+            (&graph.value(value).shape, matches!(node.op, Op::Route { .. } | Op::Group { .. }));
+        let &[dim, Dim::Fixed(width)] = shape.as_slice() else { continue };
+        let slots = matches!(dim, Dim::Slots(_));
+        if of_weights || matches!(node.op, Op::KvWrite { .. }) || slots && at % 3 != 0 {
+            continue;
+        }
+        let hook = Hook { name: node.name.clone(), value, after: NodeId(at as u32), columns: (0, width) };
+        let [(resident, seen, _), (streamed, seen_there, cpu)] =
+            [1.0, 0.0].map(|fraction| changed(fraction, at as u64, &hook));
+        assert!(resident == streamed && seen == seen_there, "a hook after {}", node.name);
+        assert!(!slots || cpu == 0, "a hook after {}", node.name);
+        on_cpu[usize::from(slots)] += cpu;
+    }
+    assert!(on_cpu[0] > 0, "{on_cpu:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use djinn_engine::{Error, MemoryPlan, Options, Segments, check_heads};
 use djinn_models::{EncodedWeights, Model};
 use djinn_srg::Rows;
 use djinn_srg::cost::Work;
-use djinn_vmu::{Bottleneck, Placement, Prediction, predict};
+use djinn_vmu::{Bottleneck, Prediction, predict};
 use serde::Serialize;
 
 /// The work to predict.
@@ -182,11 +182,7 @@ fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target,
         shared_host_bytes: placement.streamed_bytes() - placement.host_bytes(),
         resident_bytes: placement.resident_bytes(),
         streamed_bytes_per_pass: placement.streamed_bytes(),
-        cpu_bytes_per_pass: if u64::from(task.sequences) <= Placement::CPU_ROWS {
-            placement.cpu_bytes()
-        } else {
-            0
-        },
+        cpu_bytes_per_pass: placement.expected_cpu_bytes(task.sequences.into()),
         expected_streamed_bytes_per_pass: placement.expected_streamed_bytes(task.sequences.into()),
         chunks: Chunks {
             count: placement.chunks.len(),

@@ -31,6 +31,6 @@ pub use program::{Detail, Fused, Launch, NextProduct, Program};
 pub use source::{SourceError, WeightSource};
 pub use stack::StackSegment;
 pub use text::{
-    Chunk, ChunkId, ChunkTimes, LoadedTile, PassStats, PlacedTile, Placement, STALL, Section, StreamPosition,
-    Streamer, TextSegment, TextStore,
+    Chunk, ChunkId, ChunkTimes, CpuExchange, CpuRouter, LoadedTile, PassStats, PlacedTile, Placement, STALL,
+    Section, StreamPosition, Streamer, TextSegment, TextStore,
 };

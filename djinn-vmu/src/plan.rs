@@ -4,10 +4,11 @@
 pub(crate) mod tests;
 
 use crate::text::{
-    CHECK_BYTES, Chunk, FLAG_BYTES, PlacedTile, choose_on_cpu, choose_resident, layout, pack, twins,
+    CHECK_BYTES, Chunk, CpuExchange, FLAG_BYTES, PlacedTile, choose_on_cpu, choose_resident, choose_routers,
+    layout, pack, twins,
 };
 use crate::{Error, KvLayout, Placement, Result, size};
-use djinn_srg::{Condition, Graph, KvPlan, Op, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
+use djinn_srg::{Condition, Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
 use serde::Serialize;
 
 /// The user's memory limits, in bytes. `None` leaves the choice to the plan.
@@ -24,7 +25,8 @@ pub struct Budget {
     /// Bytes of the ring. By default three chunks, five with a `cpu_share`, or fewer if those do not fit.
     pub ring: Option<u64>,
     /// Share of the streamed weights, 0 to 1, whose products the processor computes in passes of few rows
-    /// ([`Placement::CPU_ROWS`]). Those of experts always stream. On a GPU it changes results in the last bits.
+    /// ([`Placement::CPU_ROWS`]). Of experts, it is the share of each row's choices, to the nearest whole number. On a GPU it
+    /// changes results in the last bits.
     pub cpu_share: f64,
     /// Reserve what the stream check needs.
     pub stream_check: bool,
@@ -106,16 +108,9 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Bytes of host memory through which products on the processor get their rows of inputs, and give their results.
-    pub fn cpu_exchange(&self, graph: &Graph) -> [u64; 2] {
-        let tiles =
-            self.placement.tiles.iter().filter(|placed| self.placement.on_cpu[placed.chunk.0 as usize]);
-        let row_bytes = tiles.filter(|placed| graph.node(placed.tile.node).op == Op::Linear).map(|placed| {
-            let [n, k] = graph.value(placed.tile.parts[0].value).matrix();
-            [4 * k, 4 * n]
-        });
-        let rows = self.stack.rows.rows.min(Placement::CPU_ROWS);
-        row_bytes.fold([0; 2], |[x, out], [k, n]| [x.max(rows * k), out.max(rows * n)])
+    /// Bytes of host memory through which the processor gets its inputs, and gives its results.
+    pub fn cpu_exchange(&self, graph: &Graph) -> CpuExchange<u64> {
+        CpuExchange::new(graph, &self.placement, self.stack.rows.rows)
     }
 
     /// Bytes of weights in host memory: the part of [`host_bytes`](Self::host_bytes) that is read from files.
@@ -154,7 +149,18 @@ impl MemoryPlan {
         let blocking_copies = budget.blocking_copies;
         let twins = twins(&tiles, &chunks, &resident);
         let on_cpu = choose_on_cpu(&chunks, &resident, budget.cpu_share);
-        let placement = Placement { tiles, chunks, slots, twins, ring, blocking_copies, host_tables, on_cpu };
+        let cpu_routers = choose_routers(graph, &tiles, &resident, budget.cpu_share);
+        let placement = Placement {
+            tiles,
+            chunks,
+            slots,
+            twins,
+            ring,
+            blocking_copies,
+            host_tables,
+            on_cpu,
+            cpu_routers,
+        };
         let kv_bytes = demand.kv.host_bytes();
         let host_bytes = (placement.host_bytes() + table_bytes)
             .checked_add(kv_bytes)
@@ -243,7 +249,7 @@ fn divide(chunks: &[Chunk], budget: &Budget, segments: &mut Segments) -> Result<
         ));
     }
     let room = available - ring;
-    let resident = choose_resident(chunks, wanted.min(room));
+    let resident = choose_resident(chunks, wanted.min(room), budget.cpu_share > 0.0);
     let sum = |of: bool| chunks.iter().zip(&resident).filter(|(_, r)| **r == of).map(|(c, _)| c.bytes).sum();
     segments.resident = sum(true);
     segments.check = segments.check.min(CHECK_BYTES * sections(chunks, |i| !resident[i]));

@@ -4,11 +4,12 @@
 mod tests;
 
 use crate::program::{Detail, Launch, Program};
-use crate::{Bound, Busy, ChunkId, Machine, MemoryPlan};
+use crate::{Bound, Busy, ChunkId, CpuRouter, Machine, MemoryPlan, Placement};
 use djinn_ringbuf::BlockerPass;
 use djinn_srg::cost::Work;
 use djinn_srg::{Graph, NodeId, Op};
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// A predicted pass in steady state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -45,10 +46,13 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     let placement = &plan.placement;
     let slots = placement.ring.slots();
     let slot = |chunk: ChunkId| placement.slots[chunk.0 as usize].expect("it is streamed") as usize;
-    let copied = |chunk: ChunkId| match placement.is_on_cpu(chunk, work.rows.rows) {
-        true => 0.0,
-        false => placement.chunks[chunk.0 as usize].expected_bytes(work.rows.rows),
-    };
+    let copied = |chunk: ChunkId| placement.expected_copy(chunk, work.rows.rows);
+    // By the sum of a router's experts: the router's node, and how long the processor computes with some of them.
+    let routers = placement.cpu_routers.iter().filter(|_| work.rows.rows <= Placement::CPU_ROWS);
+    let computing =
+        |router: &CpuRouter| router.expected_bytes(work.rows.rows) / machine.link + machine.launch;
+    let experts: HashMap<NodeId, (NodeId, f64)> =
+        routers.map(|router| (router.combine, (router.group, computing(router)))).collect();
     let program = Program::new(graph, plan, Detail::Fused);
     let timed = |launch| (launch, seconds(graph, plan, launch, work, machine));
     let launches: Vec<(&Launch, f64)> = program.launches.iter().map(timed).collect();
@@ -74,6 +78,9 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                 link = link.max(free) + copied(chunk) / machine.link;
                 clock = clock.max(link);
             }
+            if let Some((group, seconds)) = experts.get(&launch.node) {
+                clock = clock.max(known[group.0 as usize] + seconds);
+            }
             clock += seconds;
             known[launch.node.0 as usize] = clock;
             if let Some(chunk) = launch.release {
@@ -86,10 +93,11 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     // An empty sum is -0, which would be printed.
     let copy_seconds = placement.streamed().fold(0.0, |sum, chunk| sum + copied(chunk)) / machine.link;
     let nodes = (0..graph.nodes.len()).map(|i| NodeId(i as u32));
-    let cpu_seconds: f64 =
+    let chunk_seconds: f64 =
         program.launches.iter().filter_map(|l| cpu_seconds(graph, plan, l, work, machine)).sum();
+    let cpu_seconds = experts.values().fold(chunk_seconds, |sum, (_, seconds)| sum + seconds);
     let bottleneck = match nodes.map(|node| machine.busy(graph, node, work)).sum::<Busy>().bound() {
-        _ if cpu_seconds > copy_seconds.max(compute_seconds - cpu_seconds) => Bottleneck::Cpu,
+        _ if cpu_seconds > copy_seconds.max(compute_seconds - chunk_seconds) => Bottleneck::Cpu,
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
         Bound::Memory => Bottleneck::Memory,

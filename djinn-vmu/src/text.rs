@@ -3,6 +3,7 @@
 mod chunk;
 mod load;
 mod mirror;
+mod on_cpu;
 mod pass;
 mod placement;
 mod segment;
@@ -11,6 +12,7 @@ mod store;
 mod streamer;
 
 pub use chunk::{Chunk, ChunkId, PlacedTile, Section};
+pub use on_cpu::{CpuExchange, CpuRouter};
 pub use pass::{ChunkTimes, PassStats, STALL};
 pub use placement::Placement;
 pub use segment::{LoadedTile, TextSegment};
@@ -19,5 +21,6 @@ pub(crate) use streamer::{CHECK_BYTES, FLAG_BYTES};
 pub use streamer::{StreamPosition, Streamer};
 
 pub(crate) use chunk::pack;
-pub(crate) use placement::{choose_on_cpu, choose_resident, layout, twins};
+pub(crate) use on_cpu::{choose_on_cpu, choose_routers};
+pub(crate) use placement::{choose_resident, layout, twins};
 pub(crate) use store::Hash;

@@ -289,6 +289,8 @@ bound! {
         ids: &'a [u32] = view.indices(args.ids),
         order: &'a mut [u32] = view.output_indices(args.order),
         starts: &'a mut [u32] = view.output_indices(args.starts),
+        cpu: args::CpuSlots = args.cpu,
+        of_cpu: bool = args.of_cpu,
     }
 }
 
@@ -365,6 +367,10 @@ bound! {
         weights: &'a [f32] = view.floats(args.weights),
         top_k: usize = args.top_k as usize,
         width: usize = args.width as usize,
+        cpu: args::CpuSlots = args.cpu,
+        /// With slots of the processor: their experts, and its results.
+        of_cpu: Option<(&'a [u32], &'a [f32])> =
+            args.ids.zip(args.cpu_y).map(|(ids, y)| (view.indices(ids), view.floats(y))),
         out: &'a mut [f32] = view.output(args.out),
     }
 }

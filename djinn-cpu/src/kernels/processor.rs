@@ -1,6 +1,6 @@
 //! The processor's products, for devices that compute elsewhere.
 
-use super::data::Linear;
+use super::data::{Linear, SiluMul};
 use super::element::{Elements, Matrix};
 use super::pool::Pool;
 use super::simd::Isa;
@@ -37,6 +37,10 @@ impl CpuLinear for Processor {
             out_column: out_column as usize,
             out,
         });
+    }
+
+    fn silu_mul(&self, x: &[f32], out: &mut [f32]) {
+        self.0.silu_mul(SiluMul { x, width: out.len(), out });
     }
 
     fn name(&self) -> String {

@@ -33,16 +33,17 @@ impl Fast {
 
     /// See [`djinn_device::args::Group`]. A counting sort.
     pub(crate) fn group(&self, op: Group<'_>) {
+        let slots = || (0..).zip(op.ids).filter(|&(slot, &id)| op.cpu.contains(slot, id) == op.of_cpu);
         let mut next = vec![0_usize; op.starts.len() - 1];
-        op.ids.iter().for_each(|&id| next[id as usize] += 1);
+        slots().for_each(|(_, &id)| next[id as usize] += 1);
         let mut at = 0;
         for (start, next) in op.starts.iter_mut().zip(&mut next) {
             *start = at as u32;
             at += std::mem::replace(next, at);
         }
         op.starts[next.len()] = at as u32;
-        for (slot, &id) in op.ids.iter().enumerate() {
-            op.order[next[id as usize]] = slot as u32;
+        for (slot, &id) in slots() {
+            op.order[next[id as usize]] = slot;
             next[id as usize] += 1;
         }
     }
@@ -73,13 +74,18 @@ impl Fast {
 
     /// See [`djinn_device::args::Combine`].
     pub(crate) fn combine(&self, op: Combine<'_>) {
-        let Combine { y, weights, top_k, width, out } = op;
+        let Combine { y, weights, top_k, width, cpu, of_cpu, out } = op;
+        let y_of = |slot: usize| match of_cpu {
+            Some((ids, cpu_y)) if cpu.contains(slot as u32, ids[slot]) => &cpu_y[slot * width..][..width],
+            _ => &y[slot * width..][..width],
+        };
         self.each_share(out, width, |first, out| {
             for (r, out) in out.chunks_exact_mut(width).enumerate() {
                 out.fill(0.0);
-                for slot in (first + r) * top_k..(first + r + 1) * top_k {
-                    for (out, y) in out.iter_mut().zip(&y[slot * width..][..width]) {
-                        *out += weights[slot] * y;
+                let slots = (first + r) * top_k..(first + r + 1) * top_k;
+                for (slot, weight) in slots.clone().zip(&weights[slots]) {
+                    for (out, y) in out.iter_mut().zip(y_of(slot)) {
+                        *out += weight * y;
                     }
                 }
             }

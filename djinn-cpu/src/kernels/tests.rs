@@ -4,6 +4,7 @@
 //! a second time.
 
 use super::{Fast, data, element, simd};
+use djinn_device::args::CpuSlots;
 use element::{Cache, Elements};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -97,7 +98,15 @@ fn a_window_that_hides_nothing_changes_nothing() {
 #[test]
 fn experts_out_of_range_panic() {
     let fast = Fast::new(simd::Isa::detect(), 2).unwrap();
-    let group = |id: u32| fast.group(data::Group { ids: &[0, id], order: &mut [0; 2], starts: &mut [0; 4] });
+    let group = |id: u32| {
+        fast.group(data::Group {
+            ids: &[0, id],
+            order: &mut [0; 2],
+            starts: &mut [0; 4],
+            cpu: CpuSlots::NONE,
+            of_cpu: false,
+        })
+    };
     let panics = |id| catch_unwind(AssertUnwindSafe(|| group(id))).is_err();
     assert!(!panics(2) && panics(3));
 }

@@ -7,7 +7,7 @@ use crate::present::event::Events;
 use crate::present::launch::{Launch, decoded_dtype, rows_at_once};
 use crate::present::matmul::Matmul;
 use crate::present::memory::Memory;
-use crate::present::on_cpu::Processor;
+use crate::present::on_cpu::{Processor, Work};
 use crate::present::scratch::Scratch;
 use crate::present::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes};
@@ -162,16 +162,28 @@ impl CudaDevice {
         Ok(self)
     }
 
-    /// Enqueues products on the processor.
+    /// Requests a work of the processor.
     ///
     /// # Panics
     /// If the device has none, or a span is no host memory.
-    pub(crate) fn enqueue_on_cpu(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
-        let processor = self.processor.as_ref().expect("the caller looked whether there is a processor");
+    pub(crate) fn request_on_cpu(&self, stream: Stream, work: impl FnOnce(&Memory) -> Work) -> Result<()> {
+        let work = work(&self.memory);
         self.on(stream, |raw| match self.captures.is_open() {
-            true => processor.capture(raw, &self.memory, tiles).map(|work| self.captures.keep_on_cpu(work)),
-            false => processor.enqueue(raw, &self.memory, tiles),
+            true => self.processor().capture(raw, work).map(|work| self.captures.keep_on_cpu(work)),
+            false => self.processor().request(raw, work),
         })
+    }
+
+    /// Lets a stream wait for the work that it requested last.
+    ///
+    /// # Panics
+    /// If the device has no processor.
+    pub(crate) fn wait_for_cpu(&self, stream: Stream) -> Result<()> {
+        self.on(stream, |raw| self.processor().wait(raw))
+    }
+
+    fn processor(&self) -> &Processor {
+        self.processor.as_ref().expect("the caller looked whether there is a processor")
     }
 
     /// Bytes that are free on the card now.

@@ -6,10 +6,11 @@ use crate::present::memory::{Memory, Place};
 use crate::present::stream::RawStream;
 use crate::{Error, Result};
 use djinn_cuda_sys as sys;
-use djinn_device::args::{self, KvPages, Linear};
+use djinn_device::args::{self, CpuSlots, KvPages, Linear};
 use djinn_device::{BlockFormat, DType, Encoding, GeluForm, RopeStyle, Span};
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
+use std::ptr;
 
 /// The most tiles of a weight that one launch of a product takes.
 pub(crate) const TILES: usize = sys::DJINN_LINEAR_TILES as usize;
@@ -229,9 +230,15 @@ launches! {
     }
     group: Group = djinn_group(djinn_group_args) {
         read [ids], write [order, starts], weights [], same [experts, slots],
+        |args, _launch| [cpu: cpu_slots(&args.cpu), of_cpu: args.of_cpu.into()],
     }
     combine: Combine = djinn_combine(djinn_combine_args) {
         read [y, weights], write [out], weights [], same [top_k, width, rows],
+        |args, launch| [
+            ids: args.ids.map_or(ptr::null(), |ids| launch.memory.resolve(ids).input()),
+            cpu_y: args.cpu_y.map_or(ptr::null(), |y| launch.memory.resolve(y).input()),
+            cpu: cpu_slots(&args.cpu)
+        ],
     }
     choose: Choose = djinn_choose(djinn_choose_args) {
         read [draws, earlier], write [logits, changes, drawn], weights [], same [vocab, rows],
@@ -240,6 +247,11 @@ launches! {
         read [src], write [out], weights [], same [],
         |args, _launch| [bytes: args.src.len()],
     }
+}
+
+fn cpu_slots(slots: &CpuSlots) -> sys::djinn_cpu_slots {
+    let &CpuSlots { top_k, first, begin, end } = slots;
+    sys::djinn_cpu_slots { top_k, first, begin, end }
 }
 
 impl Launch<'_> {

@@ -1,7 +1,7 @@
-//! Products that the host's processor computes when a stream reaches them.
+//! Work that the host's processor does when a stream reaches it: products, or experts' blocks.
 //!
 //! ```text
-//! stream      … │ request = work │ waits for done │ …      in a replay as well
+//! stream      … │ request = work │ waits for done │ …      in a replay as well; with experts, other work before it waits
 //! processor              sees it │ computes │ done = 1
 //! ```
 //!
@@ -10,7 +10,7 @@
 use crate::Result;
 use crate::present::memory::{HostPlace, Memory, Pinned};
 use crate::present::stream::RawStream;
-use djinn_device::args::{Linear, Weight};
+use djinn_device::args::{CpuExperts, ExpertLinear, Linear, SiluMul, Weight};
 use djinn_device::{CpuLinear, Error, HostLinear, HostWeight};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,14 +56,32 @@ struct Words {
     address: u64,
 }
 
-/// Products with the memory that they read and write.
-struct Work(Vec<Product>);
+/// Products, or experts' blocks, with the memory that they read and write.
+pub(crate) enum Work {
+    Products(Vec<Product>),
+    Experts { up: ExpertProducts, act: Activation, down: ExpertProducts },
+}
 
-struct Product {
+pub(crate) struct Product {
     args: Linear,
     x: HostPlace,
     weight: HostPlace,
     bias: Option<HostPlace>,
+    out: HostPlace,
+}
+
+/// Products that differ in their weights only.
+pub(crate) struct ExpertProducts {
+    each: Vec<(ExpertLinear, HostPlace)>,
+    x: HostPlace,
+    order: HostPlace,
+    starts: HostPlace,
+    out: HostPlace,
+}
+
+pub(crate) struct Activation {
+    args: SiluMul,
+    x: HostPlace,
     out: HostPlace,
 }
 
@@ -103,22 +121,24 @@ impl Processor {
         self.shared.failure.get().map(String::as_str)
     }
 
-    /// Enqueues products.
-    ///
-    /// # Panics
-    /// If a span of `tiles` is no host memory of the device.
-    pub(crate) fn enqueue(&self, stream: &RawStream, memory: &Memory, tiles: &[Linear]) -> Result<()> {
-        let number = self.shared.add(Work::new(memory, tiles), true);
+    /// Enqueues the request for a work. The stream must [wait](Self::wait) for it before it requests another one.
+    pub(crate) fn request(&self, stream: &RawStream, work: Work) -> Result<()> {
+        let number = self.shared.add(work, true);
         self.announce(1);
         self.shared.words.enqueue(stream, number)
     }
 
     /// The same on a stream that is captured. The capture keeps the result.
-    pub(crate) fn capture(&self, stream: &RawStream, memory: &Memory, tiles: &[Linear]) -> Result<Repeated> {
-        let number = self.shared.add(Work::new(memory, tiles), false);
+    pub(crate) fn capture(&self, stream: &RawStream, work: Work) -> Result<Repeated> {
+        let number = self.shared.add(work, false);
         let repeated = Repeated { shared: Arc::clone(&self.shared), number };
         self.shared.words.enqueue(stream, number)?;
         Ok(repeated)
+    }
+
+    /// Lets a stream wait for the work that it requested last.
+    pub(crate) fn wait(&self, stream: &RawStream) -> Result<()> {
+        self.shared.words.wait(stream)
     }
 
     /// Makes the thread expect this many works more, before they are enqueued: the driver may hold a call until the card has
@@ -205,12 +225,14 @@ impl Words {
         self.pinned.word(DONE)
     }
 
-    /// Has a stream request a work and wait for it. Each write comes after all that the stream did before.
+    /// Has a stream request a work. Each write comes after all that the stream did before.
     fn enqueue(&self, stream: &RawStream, number: u32) -> Result<()> {
-        let done = self.address + DONE as u64;
-        stream.write_word(done, 0)?;
-        stream.write_word(self.address, number)?;
-        stream.await_word(done, 1)
+        stream.write_word(self.address + DONE as u64, 0)?;
+        stream.write_word(self.address, number)
+    }
+
+    fn wait(&self, stream: &RawStream) -> Result<()> {
+        stream.await_word(self.address + DONE as u64, 1)
     }
 
     /// The next requested work; `None` once `ended`.
@@ -237,7 +259,9 @@ impl Words {
 }
 
 impl Work {
-    fn new(memory: &Memory, tiles: &[Linear]) -> Self {
+    /// # Panics
+    /// If a span is no host memory of the device.
+    pub(crate) fn products(memory: &Memory, tiles: &[Linear]) -> Self {
         let product = |args: &Linear| Product {
             args: *args,
             x: memory.host(args.x),
@@ -245,23 +269,108 @@ impl Work {
             bias: args.bias.map(|bias| memory.host(bias.span)),
             out: memory.host(args.out),
         };
-        Work(tiles.iter().map(product).collect())
+        Work::Products(tiles.iter().map(product).collect())
     }
 
-    /// Nothing else writes the memory before the stream has passed this work, nor reads its outputs.
+    /// # Panics
+    /// As [`products`](Self::products).
+    pub(crate) fn experts(memory: &Memory, experts: &CpuExperts) -> Self {
+        let products = |args: &[ExpertLinear]| ExpertProducts {
+            each: args.iter().map(|args| (*args, memory.host(args.weight.span))).collect(),
+            x: memory.host(args[0].x),
+            order: memory.host(args[0].order),
+            starts: memory.host(args[0].starts),
+            out: memory.host(args[0].out),
+        };
+        let &CpuExperts { ref up, act, ref down } = experts;
+        let act = Activation { args: act, x: memory.host(act.x), out: memory.host(act.out) };
+        Work::Experts { up: products(up), act, down: products(down) }
+    }
+
+    /// Nothing else writes the memory before the stream has waited for this work, nor reads its outputs.
     fn run(&self, processor: &dyn CpuLinear) {
-        for Product { args, x, weight, bias, out } in &self.0 {
+        match self {
+            Work::Products(products) => products.iter().for_each(|product| product.run(processor)),
+            Work::Experts { up, act, down } => {
+                up.run(processor);
+                up.slots().for_each(|slot| act.run(processor, slot as usize));
+                down.run(processor);
+            }
+        }
+    }
+}
+
+impl Product {
+    fn run(&self, processor: &dyn CpuLinear) {
+        let Product { args, x, weight, bias, out } = self;
+        processor.linear(HostLinear {
+            x: bytemuck::cast_slice(x.bytes()),
+            weight: weight_of(args.weight, weight),
+            bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, place)),
+            out: bytemuck::cast_slice_mut(out.bytes_mut()),
+            k: args.k,
+            n: args.n,
+            out_width: args.out_width,
+            out_column: args.out_column,
+        });
+    }
+}
+
+impl ExpertProducts {
+    /// The slots of an expert.
+    fn slots_of(&self, expert: u32) -> &[u32] {
+        let [order, starts]: [&[u32]; 2] =
+            [&self.order, &self.starts].map(|place| bytemuck::cast_slice(place.bytes()));
+        let expert = expert as usize;
+        &order[starts[expert] as usize..starts[expert + 1] as usize]
+    }
+
+    /// The slots of all its experts.
+    fn slots(&self) -> impl Iterator<Item = u32> {
+        // An expert's weight may have several tiles.
+        let experts = self.each.chunk_by(|(one, _), (next, _)| one.expert == next.expert);
+        experts.flat_map(|tiles| self.slots_of(tiles[0].0.expert)).copied()
+    }
+
+    /// One product of an expert's slots after the other, each of the slots' rows, side by side.
+    fn run(&self, processor: &dyn CpuLinear) {
+        let all: &[f32] = bytemuck::cast_slice(self.x.bytes());
+        let out: &mut [f32] = bytemuck::cast_slice_mut(self.out.bytes_mut());
+        let (mut x, mut results) = (Vec::new(), Vec::new());
+        for (args, weight) in &self.each {
+            let slots = self.slots_of(args.expert);
+            if slots.is_empty() {
+                continue;
+            }
+            let (k, n) = (args.k as usize, args.n as usize);
+            x.clear();
+            slots.iter().for_each(|slot| x.extend(&all[(slot / args.slots_per_row) as usize * k..][..k]));
+            results.resize(slots.len() * n, 0.0);
             processor.linear(HostLinear {
-                x: bytemuck::cast_slice(x.bytes()),
+                x: &x,
                 weight: weight_of(args.weight, weight),
-                bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, place)),
-                out: bytemuck::cast_slice_mut(out.bytes_mut()),
+                bias: None,
+                out: &mut results,
                 k: args.k,
                 n: args.n,
-                out_width: args.out_width,
-                out_column: args.out_column,
+                out_width: args.n,
+                out_column: 0,
             });
+            for (&slot, row) in slots.iter().zip(results.chunks_exact(n)) {
+                let first = slot as usize * args.out_width as usize + args.out_column as usize;
+                out[first..first + n].copy_from_slice(row);
+            }
         }
+    }
+}
+
+impl Activation {
+    fn run(&self, processor: &dyn CpuLinear, slot: usize) {
+        let Activation { args, x, out } = self;
+        let width = args.width as usize;
+        let x: &[f32] = bytemuck::cast_slice(x.bytes());
+        let out: &mut [f32] = bytemuck::cast_slice_mut(out.bytes_mut());
+        processor.silu_mul(&x[slot * 2 * width..][..2 * width], &mut out[slot * width..][..width]);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::present::launch::{
 };
 use crate::present::matmul::Shape;
 use crate::present::memory::Place;
+use crate::present::on_cpu::Work;
 use crate::present::tiles::{PIECE, decoded_pieces, rows_of, tiles_of_one_launch, whole};
 use djinn_device::args::{self, Linear, ReadBy, SiluMul};
 use djinn_device::{DType, Encoding, Ops, Result, Span, Stream};
@@ -384,7 +385,19 @@ impl Ops for CudaDevice {
         if cfg!(debug_assertions) {
             tiles.iter().for_each(Linear::check);
         }
-        self.enqueue_on_cpu(stream, tiles)
+        self.request_on_cpu(stream, |memory| Work::products(memory, tiles))?;
+        self.wait_for_cpu(stream)
+    }
+
+    fn experts_on_cpu(&self, stream: Stream, experts: &args::CpuExperts) -> Result<()> {
+        if cfg!(debug_assertions) {
+            experts.check();
+        }
+        self.request_on_cpu(stream, |memory| Work::experts(memory, experts))
+    }
+
+    fn await_cpu(&self, stream: Stream) -> Result<()> {
+        self.wait_for_cpu(stream)
     }
 
     fn linear_silu_mul(&self, stream: Stream, tiles: &[Linear], act: &SiluMul) -> Result<()> {

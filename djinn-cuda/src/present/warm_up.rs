@@ -2,9 +2,9 @@
 //! measured: CUDA loads kernels when they are first used.
 
 use djinn_device::args::{
-    Add, Attention, Checksum, Choose, Combine, CopyExpert, EditRows, Embed, ExpertLinear, Gelu, Group,
-    HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows, SiluMul,
-    Weight,
+    Add, Attention, Checksum, Choose, Combine, CopyExpert, CpuSlots, EditRows, Embed, ExpertLinear, Gelu,
+    Group, HeadNorm, KvPages, KvWrite, LayerNorm, Linear, RmsNorm, Rope, RopeTable, Route, SelectRows,
+    SiluMul, Weight,
 };
 use djinn_device::{Buffer, DType, Draw, Drawn, Encoding, Ops, Result, RopeStyle, Space, Span, Stream};
 
@@ -259,14 +259,17 @@ impl<D: Ops> Work<'_, D> {
             let args = Route { logits, weights, ids, experts, top_k, renormalise, rows };
             self.device.route(stream, &args)?;
         }
+        let (cpu, of_cpu) = (CpuSlots::NONE, false);
         let (ids, order, starts) = (self.input(8), self.output(8), high(8));
-        self.device.group(stream, &Group { ids, order, starts, experts: 1, slots: 2 })?;
+        self.device.group(stream, &Group { ids, order, starts, experts: 1, slots: 2, cpu, of_cpu })?;
         let (src, dst, starts, moved) = (self.input(16), self.output(16), self.input(8), high(4));
         let copy = CopyExpert { src, dst, starts, moved, expert: 0, experts: 1 };
         self.device.copy_expert(stream, &copy)?;
         self.device.copy_promptly(stream, self.input(16), self.output(16))?;
         let (y, weights, out) = (self.input(4 * 128), self.input(8), self.output(4 * 64));
-        self.device.combine(stream, &Combine { y, weights, out, top_k: 2, width: 64, rows: 1 })
+        let (top_k, width, rows) = (2, 64, 1);
+        let combine = Combine { y, weights, out, top_k, width, rows, cpu, ids: None, cpu_y: None };
+        self.device.combine(stream, &combine)
     }
 
     /// Attention of `heads` heads that share a key head; their number chooses the kernel.

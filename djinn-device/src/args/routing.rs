@@ -3,10 +3,11 @@
 //! A *slot* is a token's place with one of its experts: slot `r · top_k + j` is row `r`'s with the expert that it
 //! chose `j`-th. [`Route`] chooses, [`Group`] lists each expert's slots, [`ExpertLinear`] multiplies one expert's
 //! slots by its weight, and [`Combine`] adds what a row's slots give (sort-based dispatch, as in MegaBlocks, Gale et
-//! al. 2023). [`CopyExpert`] fetches weights that the choice needs.
+//! al. 2023). [`CopyExpert`] fetches weights that the choice needs. [`CpuSlots`] are left to the host's processor, whose
+//! work is [`CpuExperts`].
 
-use super::Weight;
 use super::check::Checks;
+use super::{SiluMul, Weight};
 use crate::{Space, Span};
 use djinn_srg::Routing;
 
@@ -53,7 +54,41 @@ impl Route {
     pub const MOST_CHOSEN: u32 = Routing::MOST_CHOSEN;
 }
 
-/// `order[starts[e]..starts[e + 1]]` are the slots `s` with `ids[s] == e`, ascending, for every expert `e`.
+/// The slots that the host's processor computes: those with a row's choices `first..top_k` where one of the experts
+/// `begin..end` is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuSlots {
+    /// Experts of a row.
+    pub top_k: u32,
+    /// The first of a row's choices, by descending weight, that may be left to the processor.
+    pub first: u32,
+    /// The first expert that the processor can compute.
+    pub begin: u32,
+    /// The expert after the last of them.
+    pub end: u32,
+}
+
+impl CpuSlots {
+    /// The device computes all.
+    pub const NONE: CpuSlots = CpuSlots { top_k: 1, first: 1, begin: 0, end: 0 };
+
+    /// Whether a slot is among them, with the expert that is chosen there.
+    pub const fn contains(&self, slot: u32, expert: u32) -> bool {
+        slot % self.top_k >= self.first && self.begin <= expert && expert < self.end
+    }
+
+    fn check(&self, checks: Checks, slots: u32) {
+        assert!(
+            self.top_k > 0 && slots.is_multiple_of(self.top_k),
+            "{}: {slots} slots are no multiple of {} a row",
+            checks.0,
+            self.top_k
+        );
+    }
+}
+
+/// `order[starts[e]..starts[e + 1]]` are the slots `s` with `ids[s] == e`, ascending, for every expert `e`: those that the
+/// device computes, or those that the processor does. Words of `order` after these are left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// u32 `[slots]`, each below `experts`, as [`Route`] gives them.
@@ -66,6 +101,10 @@ pub struct Group {
     pub experts: u32,
     /// Rows times experts of a row.
     pub slots: u32,
+    /// Which slots the processor computes.
+    pub cpu: CpuSlots,
+    /// Whether these are listed, instead of all others.
+    pub of_cpu: bool,
 }
 
 impl Group {
@@ -75,6 +114,7 @@ impl Group {
         checks.words("ids", self.ids, &[slots]);
         checks.words("order", self.order, &[slots]);
         checks.words("starts", self.starts, &[u64::from(self.experts) + 1]);
+        self.cpu.check(checks, self.slots);
     }
 }
 
@@ -169,7 +209,8 @@ impl ExpertLinear {
     }
 }
 
-/// `out[r, i] = Σ weights[r, j] · y[r · top_k + j, i]`, added in the order of `j`.
+/// `out[r, i] = Σ weights[r, j] · y[r · top_k + j, i]`, added in the order of `j`. Slots that the processor computed are read
+/// from `cpu_y` instead of `y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Combine {
     /// f32 `[rows · top_k, width]`.
@@ -184,6 +225,12 @@ pub struct Combine {
     pub width: u32,
     /// Rows.
     pub rows: u32,
+    /// Which slots the processor computed.
+    pub cpu: CpuSlots,
+    /// u32 `[rows, top_k]`: the experts of all slots. Only with slots of the processor.
+    pub ids: Option<Span>,
+    /// f32 `[rows · top_k, width]`: the results of the processor. Only with slots of the processor.
+    pub cpu_y: Option<Span>,
 }
 
 impl Combine {
@@ -192,6 +239,42 @@ impl Combine {
         checks.words("y", self.y, &[rows, top_k, width]);
         checks.words("weights", self.weights, &[rows, top_k]);
         checks.words("out", self.out, &[rows, width]);
+        let with_cpu = self.cpu != CpuSlots::NONE;
+        let given = [self.ids, self.cpu_y].map(|span| span.is_some() == with_cpu);
+        assert!(given == [true; 2], "combine: {:?} with {:?} and {:?}", self.cpu, self.ids, self.cpu_y);
+        assert!(!with_cpu || self.cpu.top_k == self.top_k, "combine: {:?} of {top_k}", self.cpu);
+        self.ids.inspect(|&ids| checks.words("ids", ids, &[rows, top_k]));
+        self.cpu_y.inspect(|&y| checks.words("cpu_y", y, &[rows, top_k, width]));
+    }
+}
+
+/// The slots of some experts through their gated feed-forward blocks, computed by the host's processor: `down(silu_mul(up(x)))`.
+/// All spans lie in host memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuExperts {
+    /// The first products. Their output is `act.x`.
+    pub up: Vec<ExpertLinear>,
+    /// The activation. Rows of other slots are left undefined in its input and its output.
+    pub act: SiluMul,
+    /// The last products. Their `x` is `act.out`.
+    pub down: Vec<ExpertLinear>,
+}
+
+impl CpuExperts {
+    /// Checks the products as those of two [`expert_linears`](crate::Ops::expert_linears), and that they follow one another.
+    /// There is at least one of each.
+    ///
+    /// # Panics
+    /// If something is wrong.
+    pub fn check(&self) {
+        ExpertLinear::check_all(&self.up);
+        ExpertLinear::check_all(&self.down);
+        self.act.check();
+        let slots = self.act.rows;
+        assert!(!self.up.is_empty() && !self.down.is_empty(), "experts on the processor: none");
+        let follows = self.up.iter().all(|up| up.out == self.act.x && up.slots == slots)
+            && self.down.iter().all(|down| down.x == self.act.out && down.slots == slots);
+        assert!(follows, "experts on the processor: {:?} is not between its products", self.act);
     }
 }
 

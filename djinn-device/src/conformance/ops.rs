@@ -73,7 +73,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 76] = named![
+    let checks: [Check<D>; 79] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -87,6 +87,7 @@ pub(super) fn each_op<D: Ops>(
         on_cpu::matches_the_reference,
         on_cpu::is_batch_invariant,
         on_cpu::is_replayed,
+        on_cpu::experts_match_the_reference,
         encoded::products_match_the_reference,
         encoded::products_are_batch_invariant,
         encoded::lossless_products_have_the_bits_of_plain_ones,
@@ -142,10 +143,12 @@ pub(super) fn each_op<D: Ops>(
         routing::routes_without_numbers,
         routing::routes_are_batch_invariant,
         routing::groups_slots_by_expert,
+        routing::groups_leave_slots_to_the_processor,
         routing::experts_match_the_reference,
         routing::experts_divide_large_weights,
         routing::experts_are_computed_at_once,
         routing::combines,
+        routing::combines_slots_of_the_processor,
         routing::mixes_experts,
         routing::copies_experts_in_use,
         routing::copies_many_experts_at_once,

@@ -29,9 +29,11 @@ pub(super) fn group(op: &Group, memory: Reader<'_>) -> Vec<Written> {
     let (mut order, mut starts) = (Vec::new(), Vec::new());
     for expert in 0..=op.experts {
         starts.push(order.len() as u32);
-        order.extend((0..op.slots).filter(|&slot| ids[slot as usize] == expert));
+        let listed = |slot: u32| op.cpu.contains(slot, ids[slot as usize]) == op.of_cpu;
+        order.extend((0..op.slots).filter(|&slot| ids[slot as usize] == expert && listed(slot)));
     }
-    vec![Written::words(op.order, &order), Written::words(op.starts, &starts)]
+    let listed = op.order.slice(0, 4 * order.len() as u64);
+    vec![Written::words(listed, &order), Written::words(op.starts, &starts)]
 }
 
 pub(super) fn expert_linear(op: &ExpertLinear, memory: Reader<'_>) -> Vec<Written> {
@@ -46,7 +48,16 @@ pub(super) fn expert_linear(op: &ExpertLinear, memory: Reader<'_>) -> Vec<Writte
 }
 
 pub(super) fn combine(op: &Combine, memory: Reader<'_>) -> Vec<Written> {
-    let (y, width, top_k) = (memory.floats(op.y), op.width as usize, op.top_k as usize);
+    let (mut y, width, top_k) = (memory.floats(op.y), op.width as usize, op.top_k as usize);
+    if let (Some(ids), Some(cpu_y)) = (op.ids, op.cpu_y) {
+        let cpu_y = memory.floats(cpu_y);
+        for (slot, id) in memory.words(ids).into_iter().enumerate() {
+            if op.cpu.contains(slot as u32, id) {
+                let row = slot * width..(slot + 1) * width;
+                y[row.clone()].copy_from_slice(&cpu_y[row]);
+            }
+        }
+    }
     let mut out = Vec::new();
     for (weights, y) in memory.floats(op.weights).chunks_exact(top_k).zip(y.chunks_exact(top_k * width)) {
         let products =

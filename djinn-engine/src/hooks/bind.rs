@@ -8,7 +8,7 @@ use crate::pass::batch::Layout;
 use crate::{BatchEntry, Error, Result};
 use djinn_device::args::EditRows;
 use djinn_device::{Buffer, Device, Ops, Span, Stream};
-use djinn_srg::{Graph, NodeId, Rows};
+use djinn_srg::{Dim, Graph, NodeId, Rows, ValueId};
 use djinn_vmu::Program;
 use std::ops::Range;
 
@@ -256,6 +256,12 @@ impl Bound {
     /// All work to enqueue. Steps with equal work enqueue the same calls.
     pub(crate) fn work(&self) -> &[AtLaunch] {
         &self.work
+    }
+
+    /// Whether some of it follows a node that gives a row for each slot of experts.
+    pub(crate) fn are_at_slots(&self, graph: &Graph) -> bool {
+        let of_slots = |id: &ValueId| matches!(graph.value(*id).shape.first(), Some(Dim::Slots(_)));
+        self.work.iter().any(|work| graph.node(work.at.1).outputs.iter().any(of_slots))
     }
 
     /// The values that a finished step has read.

@@ -9,12 +9,11 @@ use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
 use djinn_device::args::{
-    Combine, Embed, ExpertLinear, Gelu, Group, HeadNorm, LayerNorm, Linear, RopeTable, Route, SelectRows,
-    SiluMul,
+    Embed, ExpertLinear, Gelu, HeadNorm, LayerNorm, Linear, RopeTable, Route, SelectRows, SiluMul,
 };
 use djinn_device::{Ops, Stream};
 use djinn_srg::{Graph, KvPlan, Node, NodeId, Op, Rows};
-use djinn_vmu::{DataSegment, Launch, LoadedTile, Program, StackSegment, TextSegment};
+use djinn_vmu::{DataSegment, Launch, LoadedTile, Placement, Program, StackSegment, TextSegment};
 
 /// One pass: binds the rows of a step to the launches of a program.
 pub(super) struct Executor<'a, D: Ops> {
@@ -22,6 +21,7 @@ pub(super) struct Executor<'a, D: Ops> {
     compute: Stream,
     graph: &'a Graph,
     program: &'a Program,
+    placement: &'a Placement,
     places: &'a KvPlan,
     text: &'a mut TextSegment,
     data: &'a DataSegment,
@@ -54,6 +54,7 @@ impl<'a, D: Ops> Executor<'a, D> {
             compute: *compute,
             graph,
             program,
+            placement: &plan.placement,
             places: &plan.kv_places,
             text,
             data,
@@ -102,6 +103,7 @@ impl<'a, D: Ops> Executor<'a, D> {
             if launch.announces {
                 let starts = self.span(node.outputs[1]);
                 self.text.streamer.routed(device, compute, launch.node, starts)?;
+                self.begin_experts_on_cpu(launch.node, rows)?;
             }
         }
         debug_assert!(self.experts.is_empty(), "{:?} were not enqueued", self.experts);
@@ -198,10 +200,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (logits, weights, ids) = (input(0), output(0), output(1));
                 enqueue!(route, Route { logits, weights, ids, experts, top_k, renormalise, rows })
             }
-            Op::Group { experts, .. } => {
-                let (ids, order, starts) = (input(0), output(0), output(1));
-                enqueue!(group, Group { ids, order, starts, experts, slots: rows })
-            }
+            Op::Group { .. } => enqueue!(group, self.group(launch.node, rows)),
             Op::ExpertLinear { .. } => {
                 let product = self.expert_linear(node, &tiles[0], rows);
                 self.experts.push(product);
@@ -212,10 +211,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                     self.experts.clear();
                 }
             }
-            Op::Combine { top_k } => {
-                let (y, weights, out) = (input(0), input(1), output(0));
-                enqueue!(combine, Combine { y, weights, out, top_k, width: width(), rows })
-            }
+            Op::Combine { .. } => self.combine(launch.node, rows)?,
         }
         Ok(())
     }

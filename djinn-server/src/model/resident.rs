@@ -135,9 +135,9 @@ impl Resident {
         let reserved = runtime.device().info().reserved_bytes;
         let planned = self.starting.options().and_then(|options| {
             let plan = options.plan(&self.starting.model.graph, reserved).map_err(djinn_host::Error::from)?;
-            if options.budget.cpu_share > 0.0 && plan.placement.cpu_bytes() == 0 {
+            if options.budget.cpu_share > 0.0 && !plan.placement.uses_cpu() {
                 let name = &self.starting.model.name;
-                let why = "no weights stream that every step uses";
+                let why = "it leaves no streamed weights to the CPU";
                 log::warn!(target: "djinn::server", "{name}: the CPU's share of weights has no effect: {why}");
             }
             let device_bytes = plan.segments.total() - plan.segments.reserved;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::size::human;
 use crate::text::Section;
+use djinn_device::args::CpuSlots;
 use djinn_srg::{DType, GraphBuilder, Heads, KvPlan, RopeStyle, Scores, ValueId};
 use proptest::prelude::*;
 
@@ -222,6 +223,51 @@ fn what_every_pass_uses_is_resident_before_experts() {
     assert_eq!(all.expected_streamed_bytes(1), dense + experts / 4);
     assert_eq!(all.expected_streamed_bytes(2), dense + experts * 7 / 16);
     assert_eq!(all.expected_streamed_bytes(500), most);
+}
+
+/// A share leaves the last choices of each row to the processor, if they fall on experts no part of which is resident.
+#[test]
+fn the_processor_gets_its_share_of_a_rows_choices() {
+    let graph = mixture(4, 64, 96, 500, true, [8, 4]);
+    let plan = |fraction, cpu_share| {
+        let budget = Budget { resident_fraction: Some(fraction), cpu_share, ..Budget::default() };
+        MemoryPlan::new(&graph, &budget, &demand(&graph, 8, 64)).unwrap().placement
+    };
+    for (share, first) in [(0.0, 4), (0.1, 4), (0.3, 3), (0.5, 2), (1.0, 0)] {
+        for fraction in [0.0, 0.3, 0.6] {
+            let placement = plan(fraction, share);
+            assert_eq!(placement.cpu_routers.is_empty(), first == 4, "share {share} of {fraction}");
+            for router in &placement.cpu_routers {
+                let CpuSlots { top_k, first: of_cpu, begin, end } = router.slots;
+                assert_eq!((top_k, of_cpu, router.bytes.len() as u32), (4, first, end - begin));
+                for tiles in [&router.up, &router.down] {
+                    let tiles: Vec<_> = tiles.iter().map(|&tile| &placement.tiles[tile]).collect();
+                    let experts: Vec<u32> =
+                        tiles.iter().map(|of| of.tile.condition.unwrap().expert).collect();
+                    assert!(experts.is_sorted() && experts.contains(&begin) && experts.contains(&(end - 1)));
+                    assert!(tiles.iter().all(|of| placement.slots[of.chunk.0 as usize].is_some()));
+                }
+            }
+            // The two read what the row needs of what is not resident.
+            let sections =
+                placement.streamed().flat_map(|chunk| &placement.chunks[chunk.0 as usize].sections);
+            let needed: f64 =
+                sections.map(|of| of.bytes as f64 * of.condition.map_or(1.0, |of| of.probability(1))).sum();
+            let read = placement.expected_streamed_bytes(1) + placement.expected_cpu_bytes(1);
+            assert!((read as f64 - needed).abs() < 2.0, "{read} of {needed}");
+            assert_eq!(placement.expected_cpu_bytes(Placement::CPU_ROWS + 1), 0);
+        }
+    }
+    // With room for two of four layers' experts, those stay together.
+    let all = plan(0.0, 0.5);
+    let of_layer: u64 = all.cpu_routers[0].bytes.iter().sum();
+    let dense =
+        all.chunks.iter().filter(|chunk| chunk.router().is_none()).map(|chunk| chunk.bytes).sum::<u64>();
+    let total: u64 = all.chunks.iter().map(|chunk| chunk.bytes).sum();
+    let half = plan((dense + 2 * of_layer) as f64 / total as f64, 0.5);
+    let whole: Vec<u32> =
+        half.cpu_routers.iter().map(|router| router.slots.end - router.slots.begin).collect();
+    assert_eq!(whole, [8, 8]);
 }
 
 #[test]

@@ -62,6 +62,23 @@ fn the_processor_takes_its_share_of_the_links_time() {
     assert_eq!((p.copy_seconds, p.bottleneck), (0.0, Bottleneck::Cpu));
 }
 
+/// So it does with experts, beside the copies of others.
+#[test]
+fn the_processor_takes_its_share_of_a_rows_experts() {
+    let (graph, machine) = (mixture(4, 64, 96, 500, true, [8, 4]), machine(1e6));
+    let predict = |cpu_share, rows| {
+        let budget = Budget { resident_fraction: Some(0.2), cpu_share, ..Budget::default() };
+        let plan = MemoryPlan::new(&graph, &budget, &demand(&graph, 16, 64)).unwrap();
+        let on_cpu = plan.placement.expected_cpu_bytes(rows) as f64 / 1e6;
+        (predict(&graph, &plan, &Work::decode(rows, 64, DType::F16), &machine), on_cpu)
+    };
+    let [(none, zero), (half, beside), (whole, alone)] = [0.0, 0.5, 1.0].map(|share| predict(share, 1));
+    assert!(zero == 0.0 && beside > 0.4 * none.copy_seconds && half.copy_seconds < 0.6 * none.copy_seconds);
+    assert!(half.seconds > beside && half.seconds < 0.7 * none.seconds, "{half:?}, {none:?}");
+    assert!(whole.seconds > alone && whole.bottleneck == Bottleneck::Cpu, "{whole:?}");
+    assert!((predict(0.5, Placement::CPU_ROWS + 1).0.seconds) > none.seconds);
+}
+
 #[test]
 fn blocking_copies_add_up_with_the_operations() {
     let budget = Budget { resident_fraction: Some(0.5), blocking_copies: true, ..Budget::default() };

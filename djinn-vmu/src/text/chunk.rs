@@ -39,13 +39,6 @@ impl Chunk {
     pub fn router(&self) -> Option<NodeId> {
         self.sections[0].condition.map(|condition| condition.group)
     }
-
-    /// Mean bytes that a pass of `rows` rows uses, if all experts are equally likely.
-    pub(crate) fn expected_bytes(&self, rows: u64) -> f64 {
-        let share =
-            |section: &Section| section.condition.map_or(1.0, |condition| condition.probability(rows));
-        self.sections.iter().map(|section| section.bytes as f64 * share(section)).sum()
-    }
 }
 
 /// A tile with its place in a chunk.

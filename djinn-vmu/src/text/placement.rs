@@ -1,10 +1,10 @@
 //! Chooses the resident chunks, and places the others in the ring.
 
-use crate::text::{Chunk, ChunkId, PlacedTile};
+use crate::text::{Chunk, ChunkId, CpuRouter, PlacedTile};
 use crate::{Error, Result};
 use djinn_ringbuf::CyclicLayout;
-use djinn_srg::ValueId;
-use std::collections::HashMap;
+use djinn_srg::{Condition, NodeId, ValueId};
+use std::collections::{BTreeMap, HashMap};
 
 /// Alignment of chunks in the ring, in bytes.
 const RING_ALIGN: u64 = 256;
@@ -30,6 +30,8 @@ pub struct Placement {
     /// By chunk: whether it is streamed in passes of many rows only. In others the processor computes its products, and
     /// other operations read it, where it lies in host memory.
     pub on_cpu: Vec<bool>,
+    /// Routers that leave slots of their experts to the processor in such passes, in order of use.
+    pub cpu_routers: Vec<CpuRouter>,
 }
 
 impl Placement {
@@ -41,7 +43,21 @@ impl Placement {
         rows <= Self::CPU_ROWS && self.on_cpu[chunk.0 as usize]
     }
 
-    /// Bytes of the chunks that passes of few rows use in host memory.
+    /// Whether the processor computes in passes of few rows.
+    pub fn uses_cpu(&self) -> bool {
+        self.on_cpu.contains(&true) || !self.cpu_routers.is_empty()
+    }
+
+    /// Mean bytes that a pass of `rows` rows uses in host memory, if all experts are equally likely.
+    pub fn expected_cpu_bytes(&self, rows: u64) -> u64 {
+        if rows > Self::CPU_ROWS {
+            return 0;
+        }
+        let of_experts: f64 = self.cpu_routers.iter().map(|router| router.expected_bytes(rows)).sum();
+        self.cpu_bytes() + of_experts.round() as u64
+    }
+
+    /// Bytes of the chunks that passes of few rows use in host memory; without experts.
     pub fn cpu_bytes(&self) -> u64 {
         self.chunks
             .iter()
@@ -63,9 +79,27 @@ impl Placement {
 
     /// Mean bytes that a pass of `rows` rows moves over the link, if all experts are equally likely.
     pub fn expected_streamed_bytes(&self, rows: u64) -> u64 {
-        let copied = self.streamed().filter(|&chunk| !self.is_on_cpu(chunk, rows));
-        let bytes = copied.map(|chunk| self.chunks[chunk.0 as usize].expected_bytes(rows));
-        bytes.sum::<f64>().round() as u64
+        self.streamed().map(|chunk| self.expected_copy(chunk, rows)).sum::<f64>().round() as u64
+    }
+
+    /// The same of one streamed chunk.
+    pub(crate) fn expected_copy(&self, chunk: ChunkId, rows: u64) -> f64 {
+        if self.is_on_cpu(chunk, rows) {
+            return 0.0;
+        }
+        let of_router = |group: NodeId| {
+            let routers = self.cpu_routers.iter().filter(|_| rows <= Self::CPU_ROWS);
+            routers.map(|router| (router.group, &router.slots)).find(|(of, _)| *of == group)
+        };
+        let share = |condition: Condition| match of_router(condition.group) {
+            // Only the first choices are the device's.
+            Some((_, slots)) if (slots.begin..slots.end).contains(&condition.expert) => {
+                Condition { top_k: slots.first, ..condition }.probability(rows)
+            }
+            _ => condition.probability(rows),
+        };
+        let sections = self.chunks[chunk.0 as usize].sections.iter();
+        sections.map(|section| section.bytes as f64 * section.condition.map_or(1.0, share)).sum()
     }
 
     /// Bytes that streamed chunks take on the host.
@@ -91,31 +125,41 @@ impl Placement {
 }
 
 /// The resident chunks within `budget` bytes: first as many bytes as possible of those that every pass uses, then
-/// experts' chunks. Streamed chunks are spread evenly between them, so that each copy has computation to hide behind.
-pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64) -> Vec<bool> {
-    let (always, perhaps): (Vec<usize>, Vec<usize>) =
-        (0..chunks.len()).partition(|&i| chunks[i].router().is_none());
+/// experts' chunks. Streamed chunks are spread evenly between them, so that each copy has computation to hide behind. With
+/// `whole_routers` all experts of a router stay together, as far as the budget goes, since the processor computes an expert
+/// only if no part of it is resident.
+pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64, whole_routers: bool) -> Vec<bool> {
+    let (mut always, mut perhaps) = (Vec::new(), BTreeMap::<(NodeId, usize), Vec<usize>>::new());
+    for (i, chunk) in chunks.iter().enumerate() {
+        match chunk.router() {
+            None => always.push(vec![i]),
+            Some(router) => perhaps.entry((router, if whole_routers { 0 } else { i })).or_default().push(i),
+        }
+    }
+    let perhaps: Vec<Vec<usize>> = perhaps.into_values().collect();
     let mut resident = vec![false; chunks.len()];
     let spent = spread(chunks, &always, budget, &mut resident);
     spread(chunks, &perhaps, budget - spent, &mut resident);
     resident
 }
 
-/// Makes chunks of `among` resident within `budget` bytes. Returns their bytes.
-fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool]) -> u64 {
-    let total: u128 = among.iter().map(|&i| chunks[i].bytes as u128).sum();
-    // Error diffusion: a chunk is resident if the resident share so far is below the goal.
+/// Makes sets of chunks of `among` resident within `budget` bytes, and then single ones. Returns their bytes.
+fn spread(chunks: &[Chunk], among: &[Vec<usize>], budget: u64, resident: &mut [bool]) -> u64 {
+    let bytes_of = |set: &[usize]| set.iter().map(|&i| chunks[i].bytes).sum::<u64>();
+    let total: u128 = among.iter().map(|set| u128::from(bytes_of(set))).sum();
+    // Error diffusion: a set is resident if the resident share so far is below the goal.
     let (mut seen, mut spent) = (0u128, 0u64);
-    for &i in among {
-        seen += chunks[i].bytes as u128;
-        let goal = seen * (budget as u128).min(total) / total;
-        if spent as u128 + chunks[i].bytes as u128 <= goal {
-            resident[i] = true;
-            spent += chunks[i].bytes;
+    for set in among {
+        let bytes = bytes_of(set);
+        seen += u128::from(bytes);
+        let goal = seen * u128::from(budget).min(total) / total;
+        if u128::from(spent + bytes) <= goal {
+            set.iter().for_each(|&i| resident[i] = true);
+            spent += bytes;
         }
     }
     // The rest of the budget holds the largest chunks that still fit, from the middle of the pass first.
-    let mut rest: Vec<usize> = among.iter().copied().filter(|&i| !resident[i]).collect();
+    let mut rest: Vec<usize> = among.iter().flatten().copied().filter(|&i| !resident[i]).collect();
     let middle = chunks.len() / 2;
     rest.sort_by_key(|&i| (std::cmp::Reverse(chunks[i].bytes), i.abs_diff(middle)));
     for i in rest {
@@ -125,22 +169,6 @@ fn spread(chunks: &[Chunk], among: &[usize], budget: u64, resident: &mut [bool])
         }
     }
     spent
-}
-
-/// By chunk: whether the processor computes its products in passes of few rows. These are `share` of the bytes that are not
-/// resident and that every pass uses, spread evenly.
-pub(crate) fn choose_on_cpu(chunks: &[Chunk], resident: &[bool], share: f64) -> Vec<bool> {
-    let (mut seen, mut chosen) = (0u64, 0u64);
-    let each = chunks.iter().zip(resident).map(|(chunk, resident)| {
-        if *resident || chunk.router().is_some() {
-            return false;
-        }
-        seen += chunk.bytes;
-        let on_cpu = (chosen + chunk.bytes) as f64 <= seen as f64 * share;
-        chosen += if on_cpu { chunk.bytes } else { 0 };
-        on_cpu
-    });
-    each.collect()
 }
 
 /// By chunk: the first one with the same weights and the same kind of place, if that is another one.

@@ -4,11 +4,11 @@ use crate::text::load::{Home, Loader};
 use crate::text::slot::{CopyPlan, Slot};
 use crate::text::store::TextStore;
 use crate::text::streamer::Streamer;
-use crate::text::{ChunkId, PlacedTile, Placement};
+use crate::text::{ChunkId, CpuExchange, CpuRouter, PlacedTile, Placement};
 use crate::{Allocations, MemoryPlan, Result, WeightSource};
-use djinn_device::args::Weight;
-use djinn_device::{Buffer, Ops, Space, Span};
-use djinn_srg::{Graph, Part, ValueId, gathered_tables};
+use djinn_device::args::{CpuSlots, Weight};
+use djinn_device::{Ops, Space, Span};
+use djinn_srg::{Graph, NodeId, Part, ValueId, gathered_tables};
 use std::ops::{ControlFlow, Range};
 
 /// Output rows of a node's weights, as operations read them.
@@ -27,10 +27,14 @@ pub struct TextSegment {
     pub streamer: Streamer,
     /// In order of use, streamed ones in the ring.
     tiles: Vec<LoadedTile>,
-    /// The same for passes of few rows, if those use some in host memory.
-    tiles_of_few_rows: Option<Vec<LoadedTile>>,
-    /// Through which products on the processor get their inputs, and give their results, if there are any.
-    cpu_exchange: Option<[Buffer; 2]>,
+    /// The same for passes that leave some chunks to the processor, if any do.
+    tiles_beside_cpu: Option<Vec<LoadedTile>>,
+    /// The same in host memory, as the processor reads experts, if it computes any.
+    tiles_of_cpu: Vec<LoadedTile>,
+    /// Through which the processor gets its inputs, and gives its results, if it computes anything.
+    cpu_exchange: Option<CpuExchange<Span>>,
+    /// Routers that leave slots to the processor, each with its part of the exchange.
+    cpu_routers: Vec<(CpuRouter, CpuExchange<Span>)>,
     /// Gathered tables, with the places of their rows.
     tables: Vec<(ValueId, Vec<LoadedTile>)>,
     /// The place of every chunk.
@@ -80,20 +84,43 @@ impl TextSegment {
             Some(slot) if !on_cpu => slots[slot as usize].copy.destination(),
             _ => homes[chunk.0 as usize].span,
         };
-        let tiles_of_few_rows = placement
+        let tiles_beside_cpu = placement
             .on_cpu
             .contains(&true)
             .then(|| tiles(graph, placement, |chunk| place(chunk, placement.on_cpu[chunk.0 as usize])));
         let tiles = tiles(graph, placement, |chunk| place(chunk, false));
-        let exchange = plan
-            .cpu_exchange(graph)
-            .map(|bytes| (bytes > 0).then(|| loader.held.alloc(device, Space::Host, bytes)).transpose());
-        let cpu_exchange = match exchange {
-            [x, out] => x?.zip(out?).map(|(x, out)| [x, out]),
+        let tiles_of_cpu = match placement.cpu_routers.as_slice() {
+            [] => Vec::new(),
+            _ => self::tiles(graph, placement, |chunk| homes[chunk.0 as usize].span),
         };
+        let exchange = plan.cpu_exchange(graph);
+        let cpu_exchange = match exchange.total() {
+            0 => None,
+            bytes => Some(exchange.within(loader.held.alloc(device, Space::Host, bytes)?)),
+        };
+        let routers = placement.cpu_routers.iter().cloned();
+        let cpu_routers: Vec<_> = cpu_exchange.map_or_else(Vec::new, |exchange| {
+            let starts = CpuRouter::starts(&placement.cpu_routers, exchange.starts);
+            routers.zip(starts).map(|(router, starts)| (router, CpuExchange { starts, ..exchange })).collect()
+        });
+        let bytes_of = |(router, exchange): &(CpuRouter, CpuExchange<Span>)| {
+            let CpuSlots { begin, end, .. } = router.slots;
+            let starts = exchange.starts.slice(4 * u64::from(begin), 4 * u64::from(end - begin + 1));
+            (starts, router.bytes.clone())
+        };
+        let bytes_of_cpu = cpu_routers.iter().map(bytes_of).collect();
         let tables = gathered(graph, placement, &tables, &homes);
-        let streamer = Streamer::start(device, stream, slots, segments.check > 0, loader.held)?;
-        Ok(TextSegment { streamer, tiles, tiles_of_few_rows, cpu_exchange, tables, homes })
+        let streamer = Streamer::start(device, stream, slots, bytes_of_cpu, segments.check > 0, loader.held)?;
+        Ok(TextSegment {
+            streamer,
+            tiles,
+            tiles_beside_cpu,
+            tiles_of_cpu,
+            cpu_exchange,
+            cpu_routers,
+            tables,
+            homes,
+        })
     }
 
     /// Brings the weights back to a device that they have [left](Allocations::evict), all or nothing. Copies resident
@@ -127,8 +154,8 @@ impl TextSegment {
     /// [`acquire`](Streamer::acquire) and its [`release`](Streamer::release), by work on the stream named there. Products
     /// with tiles in host memory are for the processor.
     pub fn tiles(&self) -> &[LoadedTile] {
-        match &self.tiles_of_few_rows {
-            Some(tiles) if self.streamer.has_few_rows() => tiles,
+        match &self.tiles_beside_cpu {
+            Some(tiles) if self.streamer.uses_cpu() => tiles,
             _ => &self.tiles,
         }
     }
@@ -137,8 +164,26 @@ impl TextSegment {
     ///
     /// # Panics
     /// If no pass has such products.
-    pub fn cpu_exchange(&self) -> [Buffer; 2] {
-        self.cpu_exchange.expect("planned with products on the processor")
+    pub fn cpu_exchange(&self) -> [Span; 2] {
+        let CpuExchange { x, out, .. } = self.cpu_exchange.expect("planned with products on the processor");
+        [x, out]
+    }
+
+    /// The router whose [`Op::Group`](djinn_srg::Op::Group) or [`Op::Combine`](djinn_srg::Op::Combine) is `node`, with its host
+    /// memory, if the pass under way leaves slots of it to the processor.
+    pub fn cpu_router(&self, node: NodeId) -> Option<(&CpuRouter, CpuExchange<Span>)> {
+        let of_node = |(router, _): &&(CpuRouter, _)| router.group == node || router.combine == node;
+        let found = self.cpu_routers.iter().find(of_node).filter(|_| self.streamer.uses_cpu());
+        found.map(|(router, exchange)| (router, *exchange))
+    }
+
+    /// Every tile in order of use, where the processor reads it. Those of its experts lie in host memory.
+    ///
+    /// # Panics
+    /// If no router leaves slots to the processor.
+    pub fn tiles_of_cpu(&self) -> &[LoadedTile] {
+        assert!(!self.cpu_routers.is_empty(), "the processor computes no experts");
+        &self.tiles_of_cpu
     }
 
     /// The rows of a gathered table, in order: those of a tied output projection, or a copy in host memory.

@@ -75,6 +75,9 @@ pub struct Streamer {
     /// Checksums of the pass.
     check: Option<Mirror>,
     choices: Choices,
+    /// By router that leaves slots to the processor: where those of each expert that it can compute begin, u32 in host memory,
+    /// and the bytes of each.
+    cpu_routers: Vec<(Span, Vec<u64>)>,
     /// Copies enqueued.
     copied: u64,
     /// Slots acquired.
@@ -85,10 +88,10 @@ pub struct Streamer {
     waited: u64,
     /// Passes ended.
     passes: u64,
-    /// Whether the pass under way has few rows; `None` between passes.
-    few_rows: Option<bool>,
+    /// Whether the pass under way leaves weights to the processor; `None` between passes.
+    uses_cpu: Option<bool>,
     /// The same of the latest ended pass.
-    had_few_rows: bool,
+    used_cpu: bool,
 }
 
 impl Streamer {
@@ -98,6 +101,7 @@ impl Streamer {
         device: &D,
         stream: Stream,
         slots: Vec<Slot>,
+        cpu_routers: Vec<(Span, Vec<u64>)>,
         check: bool,
         held: &mut Allocations,
     ) -> Result<Self> {
@@ -115,13 +119,14 @@ impl Streamer {
             done,
             check,
             choices,
+            cpu_routers,
             copied,
             acquired,
             released,
             waited,
             passes,
-            few_rows: None,
-            had_few_rows: false,
+            uses_cpu: None,
+            used_cpu: false,
         };
         streamer.prefetch(device)?;
         Ok(streamer)
@@ -141,14 +146,15 @@ impl Streamer {
         self.stream
     }
 
-    /// Begins a pass of `rows` rows, before it is enqueued, captured or replayed: which chunks it copies depends on them.
-    pub fn begin_pass(&mut self, rows: u64) {
-        self.few_rows = Some(rows <= Placement::CPU_ROWS);
+    /// Begins a pass of `rows` rows, before it is enqueued, captured or replayed: which weights it copies depends on them, and
+    /// on whether the device alone computes.
+    pub fn begin_pass(&mut self, rows: u64, device_alone: bool) {
+        self.uses_cpu = Some(rows <= Placement::CPU_ROWS && !device_alone);
     }
 
-    /// Whether the pass under way has few rows.
-    pub(crate) fn has_few_rows(&self) -> bool {
-        self.few_rows == Some(true)
+    /// Whether the pass under way leaves weights to the processor, if the plan does.
+    pub(crate) fn uses_cpu(&self) -> bool {
+        self.uses_cpu == Some(true)
     }
 
     /// Goes on with copies that had to wait for the pass to begin. Call it before the pass's first use.
@@ -256,13 +262,13 @@ impl Streamer {
         let slots = self.slots.len() as u64;
         let pass = self.passes;
         self.passes += 1;
-        self.had_few_rows = self.few_rows.take().unwrap_or_default();
+        self.used_cpu = self.uses_cpu.take().unwrap_or_default();
         assert!(self.released == slots * self.passes, "pass {pass} ended after {} uses", self.released);
         self.choices.end_pass(device, &self.slots);
         if let Some(check) = &self.check {
             check.read(device, |sums| self.verify(sums, pass))?;
         }
-        let mut stats = PassStats::default();
+        let mut stats = PassStats { cpu_bytes: self.cpu_bytes_of_experts(device), ..PassStats::default() };
         for (slot, bytes, marks, _) in self.ended() {
             if self.stayed(slot) {
                 stats.cpu_bytes += slot.copy.destination().len();
@@ -280,6 +286,19 @@ impl Streamer {
             stats.stalls += (stall > STALL) as u32;
         }
         Ok(stats)
+    }
+
+    /// Bytes of the experts that the processor computed in the latest ended pass.
+    fn cpu_bytes_of_experts<D: Device>(&self, device: &D) -> u64 {
+        let routers = self.cpu_routers.iter().filter(|_| self.used_cpu);
+        let bytes = routers.map(|(starts, bytes)| {
+            device.read_host(*starts, |starts| {
+                let starts: Vec<&[u8]> = starts.chunks_exact(4).collect();
+                let used = starts.windows(2).map(|pair| pair[0] != pair[1]);
+                bytes.iter().zip(used).filter(|(_, used)| *used).map(|(bytes, _)| bytes).sum::<u64>()
+            })
+        });
+        bytes.sum()
     }
 
     /// When each streamed chunk of the latest ended pass was copied and used, in order of use; empty before the first.
@@ -307,12 +326,12 @@ impl Streamer {
 
     /// Whether the pass under way leaves a slot's chunk in host memory.
     fn stays(&self, slot: &Slot) -> bool {
-        slot.on_cpu && self.few_rows == Some(true)
+        slot.on_cpu && self.uses_cpu == Some(true)
     }
 
     /// The same of the latest ended pass.
     fn stayed(&self, slot: &Slot) -> bool {
-        slot.on_cpu && self.had_few_rows
+        slot.on_cpu && self.used_cpu
     }
 
     /// Enqueues every copy whose blocker's use is recorded, up to the first whose choice is not announced, or that depends on
@@ -331,7 +350,7 @@ impl Streamer {
             };
             let blocking_use = of.map(|pass| pass * slots + blocker.index as u64);
             let announced = |router| pass <= self.passes && self.choices.announced(router);
-            let is_known = !slot.on_cpu || pass <= self.passes && self.few_rows.is_some();
+            let is_known = !slot.on_cpu || pass <= self.passes && self.uses_cpu.is_some();
             if blocking_use.is_some_and(|of| of >= self.released)
                 || !router.is_none_or(announced)
                 || !is_known

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::kernels::simd::Isa;
+use djinn_device::args::CpuSlots;
 use proptest::prelude::*;
 
 fn fast() -> Fast {
@@ -11,7 +12,7 @@ fn fast() -> Fast {
 /// Order and starts.
 fn group(ids: &[u32], experts: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut order, mut starts) = (vec![u32::MAX; ids.len()], vec![u32::MAX; experts + 1]);
-    fast().group(Group { ids, order: &mut order, starts: &mut starts });
+    fast().group(Group { ids, order: &mut order, starts: &mut starts, cpu: CpuSlots::NONE, of_cpu: false });
     (order, starts)
 }
 

@@ -1,8 +1,8 @@
-//! Checks of [`Ops::linear_on_cpu`], on devices that have the processor's help.
+//! Checks of [`Ops::linear_on_cpu`] and [`Ops::experts_on_cpu`], on devices that have the processor's help.
 
 use super::encoded::Matrix;
 use super::rig::{DTYPES, Rig, same_bits};
-use crate::args::{Linear, Weight};
+use crate::args::{CpuExperts, CpuSlots, ExpertLinear, Group, Linear, SiluMul, Weight};
 use crate::reference::encode;
 use crate::{Capture, DType, Ops, Result, Space, Span, Stream};
 use std::ops::Range;
@@ -137,5 +137,100 @@ pub(super) fn is_replayed<D: Ops>(rig: &mut Rig<D>) {
         }
         rig.matches(&format!("replayed {}", matrix.name("on the processor,")), matrix.stored());
         rig.device.free_capture(capture);
+    }
+}
+
+/// Experts' blocks in host memory, in turn with a product there: once, and replayed. An expert's weights have two tiles.
+pub(super) fn experts_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
+    if !rig.device.info().cpu_products {
+        return;
+    }
+    let (experts, hidden, inner) = (5, 64, 96);
+    for captured in [false, rig.device.info().captures] {
+        for [rows, top_k] in [[1, 2], [3, 2], [8, 3]] {
+            let slots = rows * top_k;
+            let host = |rig: &mut Rig<D>, words: usize| rig.upload_to(Space::Host, vec![0xff; 4 * words]);
+            let ids = rig.random.indices(slots, experts);
+            let ids = rig.upload(&ids);
+            let (order, starts) = (host(rig, slots), host(rig, experts + 1));
+            // All slots, so that a row's are of one expert at times.
+            let group = Group {
+                ids,
+                order,
+                starts,
+                experts: experts as u32,
+                slots: slots as u32,
+                cpu: CpuSlots::NONE,
+                of_cpu: false,
+            };
+            let x = rig.random.floats(rows * hidden);
+            let (x, host_x) = (rig.upload(&x), host(rig, rows * hidden));
+            let [up, act, y] = [2 * inner, inner, hidden].map(|width| host(rig, slots * width));
+            let products = |rig: &mut Rig<D>,
+                            [x, out]: [Span; 2],
+                            [k, n]: [usize; 2],
+                            slots_per_row: usize| {
+                let mut products = Vec::new();
+                for (expert, out_column) in (0..experts).flat_map(|expert| [(expert, 0), (expert, n / 4)]) {
+                    let n_of = if out_column == 0 { n / 4 } else { n - n / 4 };
+                    let weight = rig.random.floats(n_of * k);
+                    let weight =
+                        Weight::plain(rig.upload_to(Space::Host, encode(&weight, DType::BF16)), DType::BF16);
+                    products.push(ExpertLinear {
+                        x,
+                        weight,
+                        order,
+                        starts,
+                        out,
+                        k: k as u32,
+                        n: n_of as u32,
+                        out_width: n as u32,
+                        out_column: out_column as u32,
+                        expert: expert as u32,
+                        slots_per_row: slots_per_row as u32,
+                        slots: slots as u32,
+                    });
+                }
+                products
+            };
+            let work = CpuExperts {
+                up: products(rig, [host_x, up], [hidden, 2 * inner], top_k),
+                act: SiluMul { x: up, out: act, width: inner as u32, rows: slots as u32, read_by: None },
+                down: products(rig, [act, y], [inner, hidden], 1),
+            };
+            work.check();
+            let matrix = Matrix::plain(rig, DType::BF16, [N, 256]);
+            let of_product = rig.random.floats(rows * 256);
+            let product = Case::new(rig, &matrix, &of_product);
+            let out = rig.blank_f32(slots * hidden);
+            let (device, stream) = (&rig.device, rig.stream);
+            let enqueue = || -> Result<()> {
+                device.copy_promptly(stream, x, host_x)?;
+                device.group(stream, &group)?;
+                device.experts_on_cpu(stream, &work)?;
+                device.fill(stream, out, 0xff)?;
+                device.await_cpu(stream)?;
+                device.copy_promptly(stream, y, out)?;
+                product.enqueue(device, stream)
+            };
+            if captured {
+                let capture: Result<Capture> = device.capture(&[stream], enqueue);
+                let capture = capture.expect("room for a capture");
+                (0..2).for_each(|_| rig.enqueued(device.replay(capture)));
+                device.sync(stream).expect("no failure");
+                device.free_capture(capture);
+            } else {
+                rig.enqueued(enqueue());
+            }
+            rig.expect_copy(x, host_x);
+            rig.expect(group);
+            work.up.iter().for_each(|&product| rig.expect(product));
+            rig.expect(work.act);
+            work.down.iter().for_each(|&product| rig.expect(product));
+            rig.expect_copy(y, out);
+            product.expect(rig);
+            rig.compare(product.out, "a product after experts", DType::BF16);
+            rig.matches_in(out, &format!("{rows}x{top_k} slots on the processor"), DType::BF16);
+        }
     }
 }

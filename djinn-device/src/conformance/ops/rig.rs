@@ -195,12 +195,18 @@ impl<D: Ops> Rig<D> {
     /// Ends a case: compares a span of f32 with the image, within the tolerance for a type.
     #[track_caller]
     pub(super) fn matches_in(&mut self, span: Span, case: &str, dtype: DType) {
+        self.compare(span, case, dtype);
+        self.clear();
+    }
+
+    /// The same before the end of a case.
+    #[track_caller]
+    pub(super) fn compare(&mut self, span: Span, case: &str, dtype: DType) {
         let (got, want) = self.results(span);
         let sum = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
         let difference =
             sum(&mut got.iter().zip(&want).map(|(&got, &want)| f64::from(got) - f64::from(want)));
         self.within(case, difference, sum(&mut want.iter().map(|&x| x.into())), dtype.into());
-        self.clear();
     }
 
     /// Ends a case: gives what the device holds in a span of f32.

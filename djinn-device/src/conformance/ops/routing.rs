@@ -4,8 +4,8 @@ mod copies;
 mod experts;
 
 use super::rig::{Rig, rows};
-use crate::args::{Combine, Group, Route};
-use crate::{DType, Ops, Span};
+use crate::args::{Combine, CpuSlots, Group, Route};
+use crate::{DType, Ops, Space, Span};
 
 pub(super) use copies::{copies_experts_in_use, copies_many_experts_at_once, copies_wherever_bytes_begin};
 pub(super) use experts::{
@@ -122,7 +122,14 @@ pub(super) fn routes_are_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
 /// The operation for slots of these experts.
 pub(super) fn group<D: Ops>(rig: &mut Rig<D>, ids: Span, experts: usize) -> Group {
     let (order, starts) = (rig.blank(ids.len() as usize), rig.blank((experts + 1) * 4));
-    Group { ids, order, starts, experts: experts as u32, slots: (ids.len() / 4) as u32 }
+    let (cpu, of_cpu) = (CpuSlots::NONE, false);
+    Group { ids, order, starts, experts: experts as u32, slots: (ids.len() / 4) as u32, cpu, of_cpu }
+}
+
+/// Slots of the processor, which can compute some of the experts.
+fn cpu_slots([top_k, first]: [usize; 2], experts: usize) -> CpuSlots {
+    let [top_k, first, begin, end] = [top_k, first, experts / 3, experts - experts / 4].map(|n| n as u32);
+    CpuSlots { top_k, first, begin, end }
 }
 
 pub(super) fn groups_slots_by_expert<D: Ops>(rig: &mut Rig<D>) {
@@ -140,10 +147,28 @@ pub(super) fn groups_slots_by_expert<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// The slots of the device and those of the processor, which go to host memory.
+pub(super) fn groups_leave_slots_to_the_processor<D: Ops>(rig: &mut Rig<D>) {
+    for experts in [1_usize, 8, 255, 1024] {
+        for [rows, top_k, first] in [[1, 2, 1], [8, 8, 4], [3, 4, 0], [5, 16, 15], [301, 3, 2], [2, 2, 2]] {
+            let ids = rig.random.indices(rows * top_k, experts);
+            let ids = rig.upload(&ids);
+            let cpu = cpu_slots([top_k, first], experts);
+            let of_device = Group { cpu, ..group(rig, ids, experts) };
+            rig.run(of_device);
+            let [order, starts] = [of_device.order, of_device.starts]
+                .map(|span| rig.upload_to(Space::Host, vec![0xff; span.len() as usize]));
+            rig.run(Group { order, starts, of_cpu: true, ..of_device });
+            rig.matches(&format!("{rows}x{top_k} slots of {experts} experts, from {first} on"), DType::F32);
+        }
+    }
+}
+
 /// The operation for `[rows, top_k, width]`.
 fn combine<D: Ops>(rig: &mut Rig<D>, y: Span, weights: Span, [rows, top_k, width]: [usize; 3]) -> Combine {
     let out = rig.blank_f32(rows * width);
-    Combine { y, weights, out, top_k: top_k as u32, width: width as u32, rows: rows as u32 }
+    let (top_k, width, rows) = (top_k as u32, width as u32, rows as u32);
+    Combine { y, weights, out, top_k, width, rows, cpu: CpuSlots::NONE, ids: None, cpu_y: None }
 }
 
 pub(super) fn combines<D: Ops>(rig: &mut Rig<D>) {
@@ -162,5 +187,30 @@ pub(super) fn combines<D: Ops>(rig: &mut Rig<D>) {
             let all = rig.output((0, count), &make);
             rig.parts_of(&all, &name, count, &[(count - 1, 1)], make);
         }
+    }
+}
+
+/// Some slots come from host memory, and what the device has for them is not read.
+pub(super) fn combines_slots_of_the_processor<D: Ops>(rig: &mut Rig<D>) {
+    for [rows, top_k, first, width] in
+        [[1, 2, 1, 64], [8, 8, 4, 2048], [3, 4, 0, 577], [5, 2, 1, 1028], [2, 2, 2, 17]]
+    {
+        let (slots, experts) = (rows * top_k, 7);
+        let cpu = cpu_slots([top_k, first], experts);
+        let ids = rig.random.indices(slots, experts);
+        let of_cpu = |slot: usize| cpu.contains(slot as u32, ids[slot]);
+        let [mut y, mut cpu_y] = [0; 2].map(|_| rig.random.floats(slots * width));
+        for slot in 0..slots {
+            let unused = if of_cpu(slot) { &mut y } else { &mut cpu_y };
+            unused[slot * width..][..width].fill(f32::NAN);
+        }
+        let weights = rig.random.floats(slots);
+        let (y, weights) = (rig.upload(&y), rig.upload(&weights));
+        let [ids, cpu_y] =
+            [bytemuck::cast_slice(&ids), bytemuck::cast_slice(&cpu_y)].map(|bytes: &[u8]| bytes.to_vec());
+        let [ids, cpu_y] = [ids, cpu_y].map(|bytes| Some(rig.upload_to(Space::Host, bytes)));
+        let op = combine(rig, y, weights, [rows, top_k, width]);
+        rig.run(Combine { cpu, ids, cpu_y, ..op });
+        rig.matches(&format!("combine {rows}x{top_k}x{width}, from {first} on"), DType::F32);
     }
 }

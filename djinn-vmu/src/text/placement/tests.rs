@@ -1,7 +1,7 @@
 //! Budgets are kept, and streamed chunks lie evenly between the others.
 
 use super::*;
-use crate::text::Section;
+use crate::text::{Section, choose_on_cpu};
 use djinn_srg::{Condition, NodeId};
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ proptest! {
     fn the_budget_is_kept_and_nothing_more_would_fit(sizes in prop::collection::vec(1u64..100, 1..60),
                                                      budget in 0u64..4000) {
         let chunks = chunks(&sizes);
-        let resident = choose_resident(&chunks, budget);
+        let resident = choose_resident(&chunks, budget, false);
         let spent: u64 = sizes.iter().zip(&resident).filter(|(_, r)| **r).map(|(s, _)| s).sum();
         prop_assert!(spent <= budget);
         let smallest = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|(s, _)| *s).min();
@@ -50,14 +50,14 @@ proptest! {
         let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
         let chunk = |&(bytes, expert): &(u64, bool)| chunk(bytes, expert.then_some(condition));
         let chunks: Vec<Chunk> = sizes.iter().map(chunk).collect();
-        let resident = choose_resident(&chunks, budget);
+        let resident = choose_resident(&chunks, budget, false);
         let spent = |expert: bool| -> u64 {
             let resident = sizes.iter().zip(&resident).filter(|((_, e), r)| *e == expert && **r);
             resident.map(|((bytes, _), _)| bytes).sum()
         };
         prop_assert!(spent(false) + spent(true) <= budget);
         let always: Vec<u64> = sizes.iter().filter(|(_, e)| !e).map(|(bytes, _)| *bytes).collect();
-        let alone = choose_resident(&self::chunks(&always), budget);
+        let alone = choose_resident(&self::chunks(&always), budget, false);
         let of_alone = always.iter().zip(alone).filter(|(_, r)| *r).map(|(bytes, _)| bytes).sum::<u64>();
         prop_assert_eq!(spent(false), of_alone, "experts take nothing from the others");
         let left = budget - spent(false) - spent(true);
@@ -66,8 +66,27 @@ proptest! {
     }
 
     #[test]
+    fn experts_of_a_router_stay_together(sizes in prop::collection::vec(1u64..100, 4..60), routers in 1usize..6,
+                                         percent in 0u64..120) {
+        let router = |i: usize| i * routers / sizes.len();
+        let condition = |i: usize| Condition { group: NodeId(router(i) as u32), expert: i as u32, experts: 64, top_k: 2 };
+        let chunks: Vec<Chunk> = sizes.iter().enumerate().map(|(i, &bytes)| chunk(bytes, Some(condition(i)))).collect();
+        let budget = sizes.iter().sum::<u64>() * percent / 100;
+        let resident = choose_resident(&chunks, budget, true);
+        let spent: u64 = sizes.iter().zip(&resident).filter(|(_, r)| **r).map(|(s, _)| s).sum();
+        let smallest = sizes.iter().zip(&resident).filter(|(_, r)| !**r).map(|(s, _)| *s).min();
+        prop_assert!(spent <= budget && smallest.is_none_or(|bytes| spent + bytes > budget));
+        // What is resident of routers in part is what whole ones leave of the budget.
+        let of = |of: usize| (0..sizes.len()).filter(move |&i| router(i) == of);
+        let parts = (0..routers).filter(|&r| of(r).any(|i| resident[i]) && !of(r).all(|i| resident[i]));
+        let in_part: u64 = parts.flat_map(of).filter(|&i| resident[i]).map(|i| sizes[i]).sum();
+        let whole = (0..routers).map(|r| of(r).map(|i| sizes[i]).sum::<u64>()).max().unwrap();
+        prop_assert!(in_part <= whole, "{in_part} in parts, {whole} the largest");
+    }
+
+    #[test]
     fn streamed_chunks_are_spread_evenly(n in 8usize..200, percent in 1u64..100) {
-        let resident = choose_resident(&chunks(&vec![100; n]), n as u64 * percent);
+        let resident = choose_resident(&chunks(&vec![100; n]), n as u64 * percent, false);
         let share = resident.iter().filter(|r| **r).count() as f64 / n as f64;
         // No window has many more resident chunks than its share.
         for window in [8, n / 2 + 1] {
