@@ -138,7 +138,6 @@ impl RunStats {
     }
 
     fn streaming(&self) -> Option<String> {
-        let (rate, hidden) = (self.copy_gbps?, self.copy_hidden?);
         let each = self.streamed_bytes_per_token.map_or_else(String::new, |bytes| {
             format!(", {} for each token after the first", size::human(bytes))
         });
@@ -146,12 +145,11 @@ impl RunStats {
             Some(0) | None => String::new(),
             Some(bytes) => format!(" ({} more stay in host memory, for the CPU)", size::human(bytes)),
         };
-        Some(format!(
-            "streamed {}{each}{on_cpu}, at {rate:.2} GB/s; {} stalls, {:.1} ms; {:.0} % of the copies hidden",
-            size::human(self.streamed_bytes),
-            self.stalls,
-            self.stall_ms,
-            hidden * 100.0
-        ))
+        let copies = self.copy_gbps.zip(self.copy_hidden).map(|(rate, hidden)| {
+            let (stalls, ms, hidden) = (self.stalls, self.stall_ms, hidden * 100.0);
+            format!(", at {rate:.2} GB/s; {stalls} stalls, {ms:.1} ms; {hidden:.0} % of the copies hidden")
+        });
+        let copies = copies.or_else(|| (!on_cpu.is_empty()).then(String::new))?;
+        Some(format!("streamed {}{each}{on_cpu}{copies}", size::human(self.streamed_bytes)))
     }
 }

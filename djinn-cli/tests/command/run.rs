@@ -318,6 +318,9 @@ fn a_share_for_the_processor_is_told() {
     assert!(text == expected && shared.contains(told) && !shared.contains(none), "{shared}");
     let (text, resident) = run(&["--cpu-share=0.5"]);
     assert!(text == expected && !resident.contains(told) && resident.contains(none), "{resident}");
+    // The prompt has few tokens as well, so nothing is copied.
+    let (text, shared) = run(&["--resident-fraction=0", "--cpu-share=1"]);
+    assert!(text == expected && shared.contains(told) && !shared.contains("GB/s"), "{shared}");
     let streamed = |share: &str| {
         let share = format!("--cpu-share={share}");
         let args = ["plan", "synthetic:llama-2-13b", "--gpu=h200", "--vram=20GiB", "--json", &share];
