@@ -4,9 +4,12 @@
 mod int8;
 
 use bytemuck::Pod;
-use djinn_cpu::{CpuConfig, CpuDevice, Math};
+use djinn_cpu::{CpuConfig, CpuDevice, Math, Processor};
 use djinn_device::args::{Linear, Weight};
-use djinn_device::{BlockFormat, Buffer, DType, Device, Encoding, Ops, Space, Stream};
+use djinn_device::reference::encode;
+use djinn_device::{
+    BlockFormat, Buffer, CpuLinear, DType, Device, Encoding, HostLinear, HostWeight, Ops, Space, Stream,
+};
 use half::{bf16, f16};
 
 /// Numbers in -1..1 that look random.
@@ -164,4 +167,39 @@ fn rows_in_blocks_have_the_bits_of_decoded_ones() {
             }
         }
     }
+}
+
+/// Products of all types, of one and of several rows, shared out together, have the bits that they have alone.
+#[test]
+fn products_at_once_have_the_bits_of_each_alone() {
+    let processor = Processor::new(3).unwrap();
+    let shapes = [(1, 64, 37), (3, 577, 8), (8, 256, 200), (1, 2048, 96)];
+    let types = [DType::F32, DType::F16, DType::BF16];
+    let cases = shapes.iter().flat_map(|&shape| types.map(|dtype| (shape, dtype)));
+    /// Rows, k and n; the type; the activations and the weight.
+    type Case = ((usize, usize, usize), DType, Vec<f32>, Vec<u8>);
+    let weights: Vec<Case> = cases
+        .zip(1..)
+        .map(|(((rows, k, n), dtype), seed)| {
+            let (x, weight) = (noise(rows * k, seed), encode(&noise(n * k, seed + 100), dtype));
+            ((rows, k, n), dtype, x, weight)
+        })
+        .collect();
+    let blank: Vec<Vec<f32>> = weights.iter().map(|((rows, _, n), ..)| vec![f32::NAN; rows * n]).collect();
+    let [mut alone, mut together] = [blank.clone(), blank];
+    fn linear<'a>(of: &'a Case, out: &'a mut [f32]) -> HostLinear<'a> {
+        let ((_, k, n), dtype, x, bytes) = of;
+        let weight = HostWeight { bytes, dtype: *dtype, encoding: Encoding::Plain };
+        let [k, n] = [k, n].map(|&n| n as u32);
+        HostLinear { x, weight, bias: None, out, k, n, out_width: n, out_column: 0 }
+    }
+    for (of, out) in weights.iter().zip(&mut alone) {
+        processor.linears(vec![linear(of, out)]);
+    }
+    processor.linears(weights.iter().zip(&mut together).map(|(of, out)| linear(of, out)).collect());
+    for (case, (alone, together)) in alone.iter().zip(&together).enumerate() {
+        assert!(alone.iter().all(|x| x.is_finite()), "product {case}");
+        assert_eq!(bits(alone), bits(together), "product {case}");
+    }
+    processor.linears(Vec::new());
 }

@@ -50,7 +50,7 @@ fn a_panic_on_the_processor_loses_the_device() {
     impl CpuLinear for Failing {
         fn silu_mul(&self, _: &[f32], _: &mut [f32]) {}
 
-        fn linear(&self, _: HostLinear<'_>) {
+        fn linears(&self, _: Vec<HostLinear<'_>>) {
             panic!("planted\nfor a test");
         }
 

@@ -37,8 +37,8 @@ pub struct HostLinear<'a> {
 /// The host's processor, for a device that leaves some products to it
 /// ([`Ops::linear_on_cpu`](crate::Ops::linear_on_cpu), [`Ops::experts_on_cpu`](crate::Ops::experts_on_cpu)).
 pub trait CpuLinear: Send + Sync {
-    /// Computes one product. Returns when it is done.
-    fn linear(&self, product: HostLinear<'_>);
+    /// Computes products. Returns when all are done. Each has the bits that it has alone.
+    fn linears(&self, products: Vec<HostLinear<'_>>);
 
     /// `out[i] = silu(x[i]) · x[width + i]`, for one row of `x`, f32 `[2 · width]`.
     fn silu_mul(&self, x: &[f32], out: &mut [f32]);

@@ -19,7 +19,7 @@ mod source;
 mod tile;
 
 use super::Fast;
-use super::buffer::Shared;
+use super::buffer::{Scratch, Shared};
 use super::data::Linear;
 use super::element::{Element, Elements, Matrix, with_elements};
 use super::int8;
@@ -28,7 +28,7 @@ use djinn_lossless::SixteenBit;
 use half::{bf16, f16};
 use pack::Pack;
 use source::Weights;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::TryLockError;
 use tile::Block;
 
 /// Bytes of packed activations that one pass over the weights works on, to stay in the second-level cache.
@@ -38,83 +38,114 @@ const TASK_BYTES: usize = 256 << 10;
 /// Bytes of weights below which a task is not worth another thread.
 const LEAST_TASK_BYTES: usize = 16 << 10;
 
-impl Fast {
-    /// See [`djinn_device::args::Linear`].
-    pub(crate) fn linear(&self, op: Linear<'_>) {
-        // A second stream's product at the same time has scratch of its own.
-        let mut own = None;
-        let mut kept = match self.packed.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        let scratch = match &mut kept {
-            Some(guard) => &mut **guard,
-            None => own.get_or_insert_default(),
-        };
-        if let (Some(isa), Matrix::Blocks(format, blocks)) = (self.int8, op.weight)
-            && int8::has_integers(format)
-        {
-            return self.linear_int8(isa, op, (format, blocks), scratch);
-        }
-        let plan = Plan::new(self.isa, &op);
-        let x = scratch.get(op.x.len() / op.k * plan.step_elements);
-        let shape = op.shape();
-        match op.weight {
+/// Evaluates `$body` with `$weights` as the [`Weights`] of a matrix of `$k` columns.
+macro_rules! with_weights {
+    ($matrix:expr, $k:expr, $weights:ident => $body:expr) => {
+        match $matrix {
             Matrix::Plain(weight) => with_elements!(Elements, weight, weight => {
-                self.product(&plan, &shape, op.x, Weights::Plain(weight), x, op.out)
+                let $weights = Weights::Plain(weight);
+                $body
             }),
             Matrix::Lossless(matrix) => match matrix.form {
                 SixteenBit::BF16 => {
-                    self.product(&plan, &shape, op.x, Weights::<bf16>::Lossless(matrix), x, op.out)
+                    let $weights = Weights::<bf16>::Lossless(matrix);
+                    $body
                 }
                 SixteenBit::F16 => {
-                    self.product(&plan, &shape, op.x, Weights::<f16>::Lossless(matrix), x, op.out)
+                    let $weights = Weights::<f16>::Lossless(matrix);
+                    $body
                 }
             },
             Matrix::Blocks(format, blocks) => {
-                self.product(&plan, &shape, op.x, Weights::blocks(format, blocks, op.k), x, op.out)
+                let $weights = Weights::blocks(format, blocks, $k);
+                $body
             }
+        }
+    };
+}
+
+impl Fast {
+    /// See [`djinn_device::args::Linear`].
+    pub(crate) fn linear(&self, op: Linear<'_>) {
+        if let (Some(isa), Matrix::Blocks(format, blocks)) = (self.int8, op.weight)
+            && int8::has_integers(format)
+        {
+            return self.with_scratch(|scratch| self.linear_int8(isa, op, (format, blocks), scratch));
+        }
+        self.linears(vec![op]);
+    }
+
+    /// Several products with float activations, whose tasks are shared out together. Each has the bits that it has alone.
+    pub(crate) fn linears(&self, ops: Vec<Linear<'_>>) {
+        let elements = |op: &Linear<'_>| op.x.len() / op.k * Plan::new(self.isa, op).step_elements;
+        self.with_scratch(|scratch| {
+            let mut left = scratch.get(ops.iter().map(elements).sum());
+            let mut products = Vec::with_capacity(ops.len());
+            for op in ops {
+                let (packed, others) = left.split_at_mut(elements(&op));
+                left = others;
+                products.push(self.pack_product(op, packed));
+            }
+            let tasks: Vec<Tasks<'_>> = products.iter().map(|product| self.tasks(product)).collect();
+            let ends = tasks.iter().scan(0, |end, tasks| {
+                *end += tasks.count;
+                Some(*end)
+            });
+            let ends: Vec<usize> = ends.collect();
+            self.pool.run(ends.last().copied().unwrap_or(0), |task| {
+                let of = ends.partition_point(|&end| end <= task);
+                (tasks[of].run)(task + tasks[of].count - ends[of]);
+            });
+        });
+    }
+
+    /// Calls `work` with the kept scratch memory, or, beside another stream's product, with memory of its own.
+    fn with_scratch<R>(&self, work: impl FnOnce(&mut Scratch) -> R) -> R {
+        match self.packed.try_lock() {
+            Ok(mut kept) => work(&mut kept),
+            Err(TryLockError::Poisoned(poisoned)) => work(&mut poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => work(&mut Scratch::default()),
         }
     }
 
-    fn product<W: Element>(
-        &self,
-        plan: &Plan,
-        shape: &Shape<'_>,
-        x: &[f32],
-        weight: Weights<'_, W>,
-        packed: &mut [f32],
-        out: &mut [f32],
-    ) {
-        let rows = x.len() / shape.k;
-        self.pack::<W>(plan, shape.k, x, packed);
-        let packed = &*packed;
-        let out = Shared::new(out);
+    fn pack_product<'a>(&self, op: Linear<'a>, packed: &'a mut [f32]) -> Packed<'a> {
+        let (plan, shape, weight) = (Plan::new(self.isa, &op), op.shape(), op.weight);
+        let interleaved = with_weights!(weight, op.k, weights => weights.interleaved());
+        self.pack(&plan, op.k, interleaved, op.x, packed);
+        Packed { plan, shape, weight, rows: op.x.len() / op.k, x: packed, out: Shared::new(op.out) }
+    }
+
+    fn tasks<'a>(&self, product: &'a Packed<'a>) -> Tasks<'a> {
+        with_weights!(product.weight, product.shape.k, weights => self.tasks_with(product, weights))
+    }
+
+    /// First those of the first block of activations, which stays in the second-level cache, then those of the next.
+    fn tasks_with<'a, W: Element>(&self, product: &'a Packed<'a>, weight: Weights<'a, W>) -> Tasks<'a> {
+        let Packed { plan, shape, rows, x, out, .. } = product;
+        let (isa, rows) = (self.isa, *rows);
         let task_rows = plan.task_rows(shape, weight.row_bytes(shape.k), self.pool.threads());
-        let tasks = shape.n.div_ceil(task_rows);
-        for first_row in (0..rows).step_by(plan.block_rows) {
-            let block_rows = plan.block_rows.min(rows - first_row);
-            self.pool.run(tasks, |task| {
-                let first = task * task_rows;
-                let block = Block {
-                    isa: self.isa,
-                    weight,
-                    x: &packed[first_row * plan.step_elements..],
-                    shape,
-                    columns: first..shape.n.min(first + task_rows),
-                    first_row,
-                    rows: block_rows,
-                    stream: rows <= plan.tile_rows,
-                    out: &out,
-                };
-                block.run_tiles(plan.tile_rows);
-            });
-        }
+        let tasks_of_block = shape.n.div_ceil(task_rows);
+        let run = move |task: usize| {
+            let first = task % tasks_of_block * task_rows;
+            let first_row = task / tasks_of_block * plan.block_rows;
+            let block = Block {
+                isa,
+                weight,
+                x: &x[first_row * plan.step_elements..],
+                shape,
+                columns: first..shape.n.min(first + task_rows),
+                first_row,
+                rows: plan.block_rows.min(rows - first_row),
+                stream: rows <= plan.tile_rows,
+                out,
+            };
+            block.run_tiles(plan.tile_rows);
+        };
+        Tasks { count: rows.div_ceil(plan.block_rows) * tasks_of_block, run: Box::new(run) }
     }
 
     /// Packs all rows, tile by tile.
-    fn pack<W: Element>(&self, plan: &Plan, k: usize, x: &[f32], packed: &mut [f32]) {
+    fn pack(&self, plan: &Plan, k: usize, interleaved: bool, x: &[f32], packed: &mut [f32]) {
         let rows = x.len() / k;
         let tiles = rows.div_ceil(plan.tile_rows);
         let packed = Shared::new(packed);
@@ -128,10 +159,26 @@ impl Fast {
                 #[allow(unsafe_code, reason = "tiles are packed in parallel")]
                 let to = unsafe { packed.slice(first * plan.step_elements, count * plan.step_elements) };
                 let from = &x[first * k..(first + count) * k];
-                self.isa.run(Pack { from, k, rows: count, interleaved: W::INTERLEAVED, to });
+                self.isa.run(Pack { from, k, rows: count, interleaved, to });
             }
         });
     }
+}
+
+/// A product whose activations are packed.
+struct Packed<'a> {
+    plan: Plan,
+    shape: Shape<'a>,
+    weight: Matrix<'a>,
+    rows: usize,
+    x: &'a [f32],
+    out: Shared<'a, f32>,
+}
+
+/// Parts of a product, to be run in any order, at the same time too.
+struct Tasks<'a> {
+    count: usize,
+    run: Box<dyn Fn(usize) + Sync + 'a>,
 }
 
 /// Sizes of a product that every task needs.

@@ -25,9 +25,8 @@ impl Processor {
 }
 
 impl CpuLinear for Processor {
-    fn linear(&self, product: HostLinear<'_>) {
-        let HostLinear { x, weight, bias, out, k, n, out_width, out_column } = product;
-        self.0.linear(Linear {
+    fn linears(&self, products: Vec<HostLinear<'_>>) {
+        let linear = |HostLinear { x, weight, bias, out, k, n, out_width, out_column }| Linear {
             x,
             weight: Matrix::of(weight, k),
             bias: bias.map(|bias| Elements::of(bias.bytes, bias.dtype)),
@@ -36,7 +35,8 @@ impl CpuLinear for Processor {
             out_width: out_width as usize,
             out_column: out_column as usize,
             out,
-        });
+        };
+        self.0.linears(products.into_iter().map(linear).collect());
     }
 
     fn silu_mul(&self, x: &[f32], out: &mut [f32]) {

@@ -303,7 +303,7 @@ impl Work {
 impl Product {
     fn run(&self, processor: &dyn CpuLinear) {
         let Product { args, x, weight, bias, out } = self;
-        processor.linear(HostLinear {
+        processor.linears(vec![HostLinear {
             x: bytemuck::cast_slice(x.bytes()),
             weight: weight_of(args.weight, weight),
             bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, place)),
@@ -312,7 +312,7 @@ impl Product {
             n: args.n,
             out_width: args.out_width,
             out_column: args.out_column,
-        });
+        }]);
     }
 }
 
@@ -332,33 +332,45 @@ impl ExpertProducts {
         experts.flat_map(|tiles| self.slots_of(tiles[0].0.expert)).copied()
     }
 
-    /// One product of an expert's slots after the other, each of the slots' rows, side by side.
+    /// The products of all experts that have slots, at once: each of its slots' rows, side by side.
     fn run(&self, processor: &dyn CpuLinear) {
         let all: &[f32] = bytemuck::cast_slice(self.x.bytes());
-        let out: &mut [f32] = bytemuck::cast_slice_mut(self.out.bytes_mut());
-        let (mut x, mut results) = (Vec::new(), Vec::new());
-        for (args, weight) in &self.each {
-            let slots = self.slots_of(args.expert);
-            if slots.is_empty() {
-                continue;
-            }
-            let (k, n) = (args.k as usize, args.n as usize);
-            x.clear();
-            slots.iter().for_each(|slot| x.extend(&all[(slot / args.slots_per_row) as usize * k..][..k]));
-            results.resize(slots.len() * n, 0.0);
-            processor.linear(HostLinear {
-                x: &x,
-                weight: weight_of(args.weight, weight),
-                bias: None,
-                out: &mut results,
+        let used = self.each.iter().map(|(args, weight)| (args, weight, self.slots_of(args.expert)));
+        let used: Vec<_> = used.filter(|(_, _, slots)| !slots.is_empty()).collect();
+        let (mut x, mut len) = (Vec::new(), 0);
+        for (args, _, slots) in &used {
+            let row =
+                |slot: u32| &all[(slot / args.slots_per_row) as usize * args.k as usize..][..args.k as usize];
+            slots.iter().for_each(|&slot| x.extend_from_slice(row(slot)));
+            len += slots.len() * args.n as usize;
+        }
+        let mut results = vec![0.0; len];
+        let (mut x, mut left, mut products) = (x.as_slice(), results.as_mut_slice(), Vec::new());
+        for &(args, weight, slots) in &used {
+            let (own, others) = x.split_at(slots.len() * args.k as usize);
+            let (out, unused) = left.split_at_mut(slots.len() * args.n as usize);
+            (x, left) = (others, unused);
+            let (weight, bias, out_width, out_column) = (weight_of(args.weight, weight), None, args.n, 0);
+            products.push(HostLinear {
+                x: own,
+                weight,
+                bias,
+                out,
                 k: args.k,
                 n: args.n,
-                out_width: args.n,
-                out_column: 0,
+                out_width,
+                out_column,
             });
-            for (&slot, row) in slots.iter().zip(results.chunks_exact(n)) {
+        }
+        processor.linears(products);
+        let out: &mut [f32] = bytemuck::cast_slice_mut(self.out.bytes_mut());
+        let mut rows = results.as_slice();
+        for (args, _, slots) in used {
+            for &slot in slots {
+                let (row, others) = rows.split_at(args.n as usize);
+                rows = others;
                 let first = slot as usize * args.out_width as usize + args.out_column as usize;
-                out[first..first + n].copy_from_slice(row);
+                out[first..first + row.len()].copy_from_slice(row);
             }
         }
     }

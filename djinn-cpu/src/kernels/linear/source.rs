@@ -37,6 +37,11 @@ impl<'w> Weights<'w, f32> {
 }
 
 impl<E: Element> Weights<'_, E> {
+    /// Whether activations are packed for [interleaved](Element::INTERLEAVED) weights.
+    pub(super) const fn interleaved(&self) -> bool {
+        E::INTERLEAVED
+    }
+
     pub(super) fn are_in_place(&self) -> bool {
         matches!(self, Weights::Plain(_))
     }
