@@ -145,7 +145,7 @@ pub(crate) fn choose_on_cpu(chunks: &[Chunk], resident: &[bool], share: f64) -> 
 }
 
 /// The routers that leave slots to the processor: of each row's choices the last ones, `share` of them to the nearest whole
-/// number. It computes a run of experts no part of which is resident.
+/// number. It computes a run of experts with no resident part.
 pub(crate) fn choose_routers(
     graph: &Graph,
     tiles: &[PlacedTile],
@@ -161,7 +161,7 @@ pub(crate) fn choose_routers(
         let Some(Condition { group, experts, top_k, .. }) = run[0].tile.condition else { continue };
         let first = top_k - (f64::from(top_k) * share).round() as u32;
         let Some([act, combine]) = gated_block(graph, group).filter(|_| first < top_k) else { continue };
-        // Of the experts no part of which is resident.
+        // Of the experts with no resident part.
         let mut bytes = vec![Some(0); experts as usize];
         for placed in run {
             let expert = placed.tile.condition.map_or(0, |of| of.expert as usize);
