@@ -1,6 +1,7 @@
 //! Runs a program: the one place that turns a node into a launch.
 
 mod arguments;
+mod experts;
 mod on_cpu;
 
 use super::batch::{RowRuns, words};
@@ -9,7 +10,7 @@ use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
 use djinn_device::args::{
-    Embed, ExpertLinear, Gelu, HeadNorm, LayerNorm, Linear, RopeTable, Route, SelectRows, SiluMul,
+    Embed, ExpertLinear, Gelu, HeadNorm, LayerNorm, Linear, RopeTable, SelectRows, SiluMul,
 };
 use djinn_device::{Ops, Stream};
 use djinn_srg::{Graph, KvPlan, Node, NodeId, Op, Rows};
@@ -196,21 +197,9 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (x, indices, out) = (input(0), input(1), output(0));
                 enqueue!(select_rows, SelectRows { x, indices, out, width: width(), rows })
             }
-            Op::Route { experts, top_k, renormalise } => {
-                let (logits, weights, ids) = (input(0), output(0), output(1));
-                enqueue!(route, Route { logits, weights, ids, experts, top_k, renormalise, rows })
-            }
+            Op::Route { .. } => enqueue!(route, self.route(node, rows)),
             Op::Group { .. } => enqueue!(group, self.group(launch.node, rows)),
-            Op::ExpertLinear { .. } => {
-                let product = self.expert_linear(node, &tiles[0], rows);
-                self.experts.push(product);
-                // A hook reads or changes what is enqueued by then.
-                if !launch.joins_next || self.hooked {
-                    ExpertLinear::check_all(&self.experts);
-                    device.expert_linears(stream, &self.experts)?;
-                    self.experts.clear();
-                }
-            }
+            Op::ExpertLinear { .. } => self.expert_product(node, launch, rows)?,
             Op::Combine { .. } => self.combine(launch.node, rows)?,
         }
         Ok(())

@@ -2,9 +2,7 @@
 
 use super::Executor;
 use crate::pass::batch::{is_aligned, words};
-use djinn_device::args::{
-    Add, Attention, ExpertLinear, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight,
-};
+use djinn_device::args::{Add, Attention, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight};
 use djinn_device::{DeviceInfo, Ops, Space, Span};
 use djinn_srg::{Dim, Lifecycle, Node, Op, ValueId};
 use djinn_vmu::{Launch, LoadedTile};
@@ -96,27 +94,6 @@ impl<D: Ops> Executor<'_, D> {
             rows: rows.end - rows.start,
             short_runs: rows.start < self.runs.chunks,
             read_by,
-        }
-    }
-
-    /// The product of some slots by a tile of their expert's weight.
-    pub(super) fn expert_linear(&self, node: &Node, tile: &LoadedTile, slots: u32) -> ExpertLinear {
-        let Op::ExpertLinear { expert, slots_per_row, .. } = node.op else {
-            unreachable!("called for an expert")
-        };
-        ExpertLinear {
-            x: self.span(node.inputs[0]),
-            weight: tile.parts[0],
-            order: self.span(node.inputs[1]),
-            starts: self.span(node.inputs[2]),
-            out: self.span(node.outputs[0]),
-            k: self.width(node.inputs[0]),
-            n: (tile.rows.end - tile.rows.start) as u32,
-            out_width: self.width(node.outputs[0]),
-            out_column: tile.rows.start as u32,
-            expert,
-            slots_per_row,
-            slots,
         }
     }
 
