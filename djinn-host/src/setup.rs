@@ -78,8 +78,8 @@ pub struct Setup {
     /// Ring through which weights stream [default: three chunks, fewer where that does not fit]
     #[arg(long, value_name = "SIZE", value_parser = args::bytes)]
     pub ring: Option<u64>,
-    /// Share of the streamed weights, 0 to 1, that stays in host memory in steps of up to 8 tokens: the CPU computes their
-    /// products beside the link. On a GPU, results change in the last bits [default: 0]
+    /// Share of the streamed weights, or of each token's experts, 0 to 1, that stays in host memory in steps of up to 8
+    /// tokens: the CPU computes their products beside the link. On a GPU, results change in the last bits [default: 0]
     #[arg(long, value_name = "F", value_parser = share)]
     pub cpu_share: Option<f64>,
     /// Check every streamed chunk against its host copy
