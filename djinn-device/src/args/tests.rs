@@ -1,7 +1,7 @@
 //! Each check accepts what is right, and names what is wrong.
 
 use super::*;
-use crate::args::{Choose, Combine, CopyExpert, EditRows, ExpertLinear, Group, Route};
+use crate::args::{Choose, Combine, CopyExpert, CpuSlots, EditRows, ExpertLinear, Group, Route};
 use crate::{Buffer, RopeStyle, Space, checksum};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -221,9 +221,20 @@ fn routes_and_groups_are_checked() {
     refuses(|| Route { experts: 1025, ..route }.check(), "route: 1025 experts are not within 1 to 1024");
     refuses(|| Route { ids: route.weights, ..route }.check(), "overlaps ids");
     refuses(|| Route { rows: 2, ..route }.check(), "route: logits has 96 bytes instead of 64");
-    let group =
-        Group { ids: buffer(0, 24), order: buffer(1, 24), starts: buffer(2, 36), experts: 8, slots: 6 };
+    let group = Group {
+        ids: buffer(0, 24),
+        order: buffer(1, 24),
+        starts: buffer(2, 36),
+        experts: 8,
+        slots: 6,
+        cpu: CpuSlots::NONE,
+        of_cpu: false,
+    };
     group.check();
+    let cpu = CpuSlots { top_k: 2, first: 1, begin: 0, end: 8 };
+    Group { cpu, of_cpu: true, ..group }.check();
+    let fours = CpuSlots { top_k: 4, ..cpu };
+    refuses(|| Group { cpu: fours, ..group }.check(), "group: 6 slots are no multiple of 4 a row");
     refuses(|| Group { experts: 9, ..group }.check(), "group: starts has 36 bytes instead of 40");
     refuses(|| Group { order: group.ids, ..group }.check(), "overlaps ids");
     let combine = Combine {
@@ -233,8 +244,21 @@ fn routes_and_groups_are_checked() {
         top_k: 2,
         width: 5,
         rows: 3,
+        cpu: CpuSlots::NONE,
+        ids: None,
+        cpu_y: None,
     };
     combine.check();
+    let with_cpu = Combine { cpu, ids: Some(buffer(3, 24)), cpu_y: Some(buffer(4, 120)), ..combine };
+    with_cpu.check();
+    refuses(|| Combine { ids: None, ..with_cpu }.check(), "combine: CpuSlots");
+    refuses(|| Combine { cpu: CpuSlots::NONE, ..with_cpu }.check(), "combine: CpuSlots");
+    refuses(|| Combine { cpu: fours, ..with_cpu }.check(), "combine: CpuSlots");
+    refuses(
+        || Combine { cpu_y: Some(buffer(4, 60)), ..with_cpu }.check(),
+        "combine: cpu_y has 60 bytes instead of 120",
+    );
+    refuses(|| Combine { cpu_y: Some(combine.out), ..with_cpu }.check(), "combine: ");
     refuses(|| Combine { top_k: 1, ..combine }.check(), "combine: y has 120 bytes instead of 60");
 }
 

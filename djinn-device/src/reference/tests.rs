@@ -1,7 +1,7 @@
 //! The reference against results worked out by hand: every device is only compared with it.
 
 use super::*;
-use crate::args::{Combine, CopyExpert, Group, Route};
+use crate::args::{Combine, CopyExpert, CpuSlots, Group, Route};
 use crate::{Buffer, Space};
 use proptest::prelude::*;
 
@@ -393,10 +393,15 @@ fn a_route_by_hand() {
 
 /// Order and starts.
 fn grouped(ids: &[u32], experts: u32) -> [Vec<u32>; 2] {
+    grouped_beside_cpu(ids, experts, CpuSlots::NONE, false)
+}
+
+/// The same of the slots of the processor, or of the others.
+fn grouped_beside_cpu(ids: &[u32], experts: u32, cpu: CpuSlots, of_cpu: bool) -> [Vec<u32>; 2] {
     let mut memory = Memory::default();
     let (order, starts) = (memory.words(&vec![0; ids.len()]), memory.words(&vec![0; experts as usize + 1]));
     let (slots, ids) = (ids.len() as u32, memory.words(ids));
-    assert!(memory.run(Group { ids, order, starts, experts, slots }));
+    assert!(memory.run(Group { ids, order, starts, experts, slots, cpu, of_cpu }));
     [order, starts].map(|span| Reader(&memory).words(span))
 }
 
@@ -406,8 +411,21 @@ fn groups_combine_and_copies_by_hand() {
     let mut memory = Memory::default();
     let (y, weights) = (memory.floats(&[1.0, 2.0, 10.0, 20.0]), memory.floats(&[0.5, 2.0]));
     let out = memory.floats(&[UNTOUCHED; 2]);
-    memory.run(Combine { y, weights, out, top_k: 2, width: 2, rows: 1 });
+    let (cpu, ids, cpu_y) = (CpuSlots::NONE, None, None);
+    let combine = Combine { y, weights, out, top_k: 2, width: 2, rows: 1, cpu, ids, cpu_y };
+    memory.run(combine);
     assert_eq!(memory.read(out), [20.5, 41.0]);
+    // The second choice is the processor's, if it is expert 1 or 2.
+    let cpu = CpuSlots { top_k: 2, first: 1, begin: 1, end: 3 };
+    let of = |of_cpu| grouped_beside_cpu(&[1, 0, 2, 1, 0, 2], 3, cpu, of_cpu);
+    assert_eq!(of(false), [vec![1, 4, 0, 2, 0, 0], vec![0, 2, 3, 4]]);
+    assert_eq!(of(true), [vec![3, 5, 0, 0, 0, 0], vec![0, 0, 1, 2]]);
+    let cpu_y = Some(memory.floats(&[f32::NAN, f32::NAN, 100.0, 200.0]));
+    for (id, want) in [(2, [200.5, 401.0]), (0, [20.5, 41.0])] {
+        let ids = Some(memory.words(&[1, id]));
+        memory.run(Combine { cpu, ids, cpu_y, ..combine });
+        assert_eq!(memory.read(out), want);
+    }
     let (starts, src, moved) = (memory.words(&[0, 0, 2]), memory.put(vec![7, 8, 9]), memory.words(&[5]));
     for (expert, want) in [(0, [1, 2, 3]), (1, [7, 8, 9])] {
         let dst = memory.put(vec![1, 2, 3]);
