@@ -59,7 +59,14 @@ struct Words {
 /// Products, or experts' blocks, with the memory that they read and write.
 pub(crate) enum Work {
     Products(Vec<Product>),
-    Experts { up: ExpertProducts, act: Activation, down: ExpertProducts },
+    Experts(Box<FeedForward>),
+}
+
+/// Feed-forward blocks of experts.
+pub(crate) struct FeedForward {
+    up: ExpertProducts,
+    act: Activation,
+    down: ExpertProducts,
 }
 
 pub(crate) struct Product {
@@ -284,14 +291,15 @@ impl Work {
         };
         let &CpuExperts { ref up, act, ref down } = experts;
         let act = Activation { args: act, x: memory.host(act.x), out: memory.host(act.out) };
-        Work::Experts { up: products(up), act, down: products(down) }
+        Work::Experts(Box::new(FeedForward { up: products(up), act, down: products(down) }))
     }
 
     /// Nothing else writes the memory before the stream has waited for this work, nor reads its outputs.
     fn run(&self, processor: &dyn CpuLinear) {
         match self {
             Work::Products(products) => products.iter().for_each(|product| product.run(processor)),
-            Work::Experts { up, act, down } => {
+            Work::Experts(of) => {
+                let FeedForward { up, act, down } = &**of;
                 up.run(processor);
                 up.slots().for_each(|slot| act.run(processor, slot as usize));
                 down.run(processor);
