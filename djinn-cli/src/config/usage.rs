@@ -1,11 +1,12 @@
 //! A command line that cannot be understood, or that asks for help.
 
+mod foreign;
 #[cfg(test)]
 mod tests;
 
 use crate::output;
 use anyhow::Context;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use djinn_models::printable;
 use std::error::Error;
 use std::io::Write;
@@ -42,8 +43,28 @@ pub(crate) fn plain(error: &str) -> String {
         .fold(error.to_owned(), |text, own| text.replace(own, "expected a whole number"))
 }
 
+/// An option that other programs have, and what stands for it.
+fn foreign(error: &clap::Error, kind: ErrorKind) -> Option<(String, &'static str)> {
+    let of = |kind| match error.get(kind)? {
+        ContextValue::String(text) => Some(text.as_str()),
+        _ => None,
+    };
+    let option = match (kind, of(ContextKind::InvalidArg)?) {
+        (ErrorKind::UnknownArgument, option) => option.to_owned(),
+        // `-ngl` is read as `-n gl`.
+        (ErrorKind::ValueValidation, arg) if arg.starts_with("--max-tokens ") => {
+            format!("-n{}", of(ContextKind::InvalidValue)?)
+        }
+        _ => return None,
+    };
+    foreign::remedy(&option).map(|remedy| (option, remedy))
+}
+
 /// The parser's paragraphs as one line: what is wrong, what was meant, how it is used.
 fn one_line(error: &clap::Error, kind: ErrorKind) -> String {
+    if let Some((option, remedy)) = foreign(error, kind) {
+        return printable::one_line(&format!("error: there is no '{option}': {remedy}"));
+    }
     let text = error.render().to_string();
     let text = if kind == ErrorKind::ValueValidation { plain(&text) } else { text };
     let (mut line, mut usage) = (String::new(), None);

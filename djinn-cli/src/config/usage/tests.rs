@@ -35,6 +35,20 @@ fn failures_are_one_line_with_what_was_meant() {
     }
 }
 
+/// What other programs call otherwise is told, however it is written.
+#[test]
+fn options_of_other_programs_are_explained() {
+    let unknown =
+        [["-ngl", "20"], ["--n-cpu-moe", "4"], ["--gpu-memory-utilization", "0.9"], ["-ncmoe", "3"]];
+    for [option, value] in unknown {
+        let line = line(&["djinn", "run", "m", option, value]);
+        assert!(line.starts_with(&format!("error: there is no '{option}': ")), "{line}");
+        assert!(line.contains("--vram"), "{line}");
+    }
+    let line = line(&["djinn", "run", "m", "--model=x"]);
+    assert_eq!(line, "error: there is no '--model': the model is an argument without a flag");
+}
+
 #[test]
 fn known_cards_are_listed_whole_and_numbers_in_plain_words() {
     let cards: Vec<&str> = djinn_host::CARDS.iter().map(|card| card.name).collect();
