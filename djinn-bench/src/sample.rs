@@ -28,7 +28,8 @@ pub(crate) struct Sample {
     pub(crate) total_ms: f64,
     /// Each token after the first.
     pub(crate) token_ms: Vec<f64>,
-    /// Weights that cross to the device, or are computed elsewhere, in a pass.
+    /// Weights that cross to the device, or are computed elsewhere, in a decode pass: the mean. Of experts, only the chosen
+    /// ones cross.
     pub(crate) streamed_bytes_per_pass: u64,
     /// Streamed bytes by the time in which copies ran, 1e9 bytes/s.
     pub(crate) copy_gbps: Option<f64>,
@@ -185,7 +186,7 @@ fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: 
     all.add(&generated.stats.prefill_streamed);
     all.add(&generated.stats.decode_streamed);
     let copied = (!all.copy.is_zero()).then(|| all.streamed_bytes as f64 / all.copy.as_secs_f64() / 1e9);
-    let placement = &engine.plan().placement;
+    let (decoded, passes) = (&generated.stats.decode_streamed, generated.stats.decode_passes as u64);
     let mut hash = blake3::Hasher::new();
     for logit in logits {
         hash.update(&logit.to_le_bytes());
@@ -196,8 +197,7 @@ fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: 
         tpot_mean_ms: mean(&token_ms).unwrap_or(0.0),
         total_ms: at[at.len() - 1],
         token_ms,
-        // Of passes that decode.
-        streamed_bytes_per_pass: placement.streamed_bytes() - placement.cpu_bytes(),
+        streamed_bytes_per_pass: decoded.streamed_bytes.checked_div(passes).unwrap_or(0),
         copy_gbps: copied,
         device_peak_bytes: Some(engine.usage(Space::Device).peak + engine.device().info().reserved_bytes),
         host_peak_bytes: system::peak_memory(),
