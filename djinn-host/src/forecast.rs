@@ -115,8 +115,10 @@ pub struct PredictedTimes {
     pub tpot_ms: f64,
     /// Time per token in which the link is busy.
     pub copy_ms: f64,
-    /// Time per token in which operations run.
+    /// Time per token in which the device computes.
     pub compute_ms: f64,
+    /// Time per token in which the CPU computes with weights in host memory, beside a GPU.
+    pub cpu_ms: f64,
 }
 
 /// What limits each phase.
@@ -224,6 +226,7 @@ fn times(
         tpot_ms: decode.seconds * 1e3,
         copy_ms: decode.copy_seconds * 1e3,
         compute_ms: decode.compute_seconds * 1e3,
+        cpu_ms: decode.cpu_seconds * 1e3,
     };
     (predicted, Bottlenecks { prefill: longest.bottleneck, decode: decode.bottleneck })
 }

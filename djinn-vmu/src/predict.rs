@@ -18,8 +18,10 @@ pub struct Prediction {
     pub seconds: f64,
     /// Time in which the link is busy.
     pub copy_seconds: f64,
-    /// Time in which operations run.
+    /// Time in which the device computes.
     pub compute_seconds: f64,
+    /// Time in which the CPU computes with weights in host memory.
+    pub cpu_seconds: f64,
     /// What limits the pass.
     pub bottleneck: Bottleneck,
 }
@@ -34,20 +36,28 @@ pub enum Bottleneck {
     Memory,
     /// Arithmetic.
     Compute,
-    /// Products on the processor.
+    /// Products on the CPU.
     Cpu,
 }
 
+/// The speed of experts' copies, in that of the link: kernels make them, of the sections that some row chose. Copies of Mixtral
+/// and Qwen3 reach 0.83 to 0.91 of it on H200 machines (`copy_gbps` in `results/exp2-*-cpu-share-h200.json`).
+const EXPERT_COPIES: f64 = 0.9;
+
 /// Predicts a pass that does `work` on `machine`. Passes follow one another. Copies run ahead as far as the ring
 /// allows, so a pass begins with a full ring, unless the plan delays copies until they are needed. Copies and
-/// operations of experts are weighted by how often a pass uses them, and the copies wait for their router. The processor is
-/// taken to read weights as fast as the link does.
+/// operations of experts are weighted by how often a pass uses them, and the copies wait for their router. The CPU is taken to
+/// read weights as fast as the link does.
 pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine) -> Prediction {
     let placement = &plan.placement;
     let slots = placement.ring.slots();
     let slot = |chunk: ChunkId| placement.slots[chunk.0 as usize].expect("it is streamed") as usize;
-    let copied = |chunk: ChunkId| placement.expected_copy(chunk, work.rows.rows);
-    // By the sum of a router's experts: the router's node, and how long the processor computes with some of them.
+    let copying = |chunk: ChunkId| {
+        let of_experts = placement.chunks[chunk.0 as usize].router().is_some();
+        let speed = machine.link * if of_experts { EXPERT_COPIES } else { 1.0 };
+        placement.expected_copy(chunk, work.rows.rows) / speed
+    };
+    // By the sum of a router's experts: the router's node, and how long the CPU computes with some of them.
     let routers = placement.cpu_routers.iter().filter(|_| work.rows.rows <= Placement::CPU_ROWS);
     let computing =
         |router: &CpuRouter| router.expected_bytes(work.rows.rows) / machine.link + machine.launch;
@@ -75,7 +85,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                 };
                 let router = placement.chunks[chunk.0 as usize].router();
                 let free = router.map_or(free, |router| free.max(known[router.0 as usize]));
-                link = link.max(free) + copied(chunk) / machine.link;
+                link = link.max(free) + copying(chunk);
                 clock = clock.max(link);
             }
             if let Some((group, seconds)) = experts.get(&launch.node) {
@@ -89,20 +99,22 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
         }
         std::mem::swap(&mut used, &mut previous);
     }
-    let compute_seconds: f64 = launches.iter().map(|(_, seconds)| seconds).sum();
+    let on_cpu = |launch: &Launch| cpu_seconds(graph, plan, launch, work, machine);
     // An empty sum is -0, which would be printed.
-    let copy_seconds = placement.streamed().fold(0.0, |sum, chunk| sum + copied(chunk)) / machine.link;
+    let total = |seconds: &mut dyn Iterator<Item = f64>| seconds.fold(0.0, |sum, seconds| sum + seconds);
+    let device = launches.iter().filter(|(launch, _)| on_cpu(launch).is_none());
+    let compute_seconds = total(&mut device.map(|(_, seconds)| *seconds));
+    let copy_seconds = total(&mut placement.streamed().map(copying));
+    let products = program.launches.iter().filter_map(on_cpu);
+    let cpu_seconds = total(&mut products.chain(experts.values().map(|(_, seconds)| *seconds)));
     let nodes = (0..graph.nodes.len()).map(|i| NodeId(i as u32));
-    let chunk_seconds: f64 =
-        program.launches.iter().filter_map(|l| cpu_seconds(graph, plan, l, work, machine)).sum();
-    let cpu_seconds = experts.values().fold(chunk_seconds, |sum, (_, seconds)| sum + seconds);
     let bottleneck = match nodes.map(|node| machine.busy(graph, node, work)).sum::<Busy>().bound() {
-        _ if cpu_seconds > copy_seconds.max(compute_seconds - chunk_seconds) => Bottleneck::Cpu,
+        _ if cpu_seconds > copy_seconds.max(compute_seconds) => Bottleneck::Cpu,
         _ if copy_seconds > compute_seconds => Bottleneck::Link,
         Bound::Compute => Bottleneck::Compute,
         Bound::Memory => Bottleneck::Memory,
     };
-    Prediction { seconds: clock - start, copy_seconds, compute_seconds, bottleneck }
+    Prediction { seconds: clock - start, copy_seconds, compute_seconds, cpu_seconds, bottleneck }
 }
 
 /// Time of a launch, as its share of its nodes' costs. Before the first use of a chunk that crosses the ring's end,
@@ -132,7 +144,7 @@ fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machi
     whole * share + join
 }
 
-/// Time of a launch if the processor computes it.
+/// Time of a launch if the CPU computes it.
 fn cpu_seconds(
     graph: &Graph,
     plan: &MemoryPlan,

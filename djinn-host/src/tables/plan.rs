@@ -32,6 +32,10 @@ pub fn plan_table(f: &TaskPlan) -> String {
     lines.push(format!("device memory: {} ({} bytes), {cap}", human(f.device_bytes), f.device_bytes));
     lines.extend(segments(f));
     let p = &f.predicted;
+    let cpu = match p.cpu_ms {
+        0.0 => String::new(),
+        ms => format!(", the CPU's {ms:.2} ms"),
+    };
     lines.extend([
         host(f.host_weight_bytes, f.host_kv_bytes, f.shared_host_bytes),
         streamed(f),
@@ -43,7 +47,7 @@ pub fn plan_table(f: &TaskPlan) -> String {
             limit(f.bottleneck.prefill)
         ),
         format!(
-            "  then {:.2} ms per token, limited by {} (copies {:.2} ms, operations {:.2} ms)",
+            "  then {:.2} ms per token, limited by {} (copies {:.2} ms, operations {:.2} ms{cpu})",
             p.tpot_ms,
             limit(f.bottleneck.decode),
             p.copy_ms,

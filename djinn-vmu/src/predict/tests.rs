@@ -47,7 +47,7 @@ fn a_fast_link_hides_behind_computation() {
 }
 
 #[test]
-fn the_processor_takes_its_share_of_the_links_time() {
+fn the_cpu_takes_its_share_of_the_links_time() {
     let (resident_fraction, machine) = (Some(0.2), machine(1e6));
     let (graph, plan) = planned(Budget { resident_fraction, cpu_share: 0.5, ..Budget::default() });
     let predict = |rows| predict(&graph, &plan, &Work::decode(rows, 64, DType::F16), &machine);
@@ -64,7 +64,7 @@ fn the_processor_takes_its_share_of_the_links_time() {
 
 /// So it does with experts, beside the copies of others.
 #[test]
-fn the_processor_takes_its_share_of_a_rows_experts() {
+fn the_cpu_takes_its_share_of_a_rows_experts() {
     let (graph, machine) = (mixture(4, 64, 96, 500, true, [8, 4]), machine(1e6));
     let predict = |cpu_share, rows| {
         let budget = Budget { resident_fraction: Some(0.2), cpu_share, ..Budget::default() };
@@ -114,7 +114,11 @@ fn experts_cross_the_link_as_often_as_they_are_chosen() {
         let budget = Budget { resident_fraction: Some(fraction), blocking_copies, ..Budget::default() };
         let plan = MemoryPlan::new(&graph, &budget, &demand(&graph, 64, 128)).unwrap();
         let p = predict(&graph, &plan, &Work::decode(rows, 64, DType::F16), &machine(link));
-        (p, plan.placement.expected_streamed_bytes(rows) as f64 / link)
+        let seconds = |chunk: ChunkId| {
+            let speed = if plan.placement.chunks[chunk.0 as usize].router().is_some() { 0.9 } else { 1.0 };
+            plan.placement.expected_copy(chunk, rows) / (speed * link)
+        };
+        (p, plan.placement.streamed().map(seconds).sum::<f64>())
     };
     for rows in [1, 4, 64] {
         let (p, copies) = at(0.3, rows, 1e6, false);
