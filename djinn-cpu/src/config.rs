@@ -13,6 +13,6 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Which arithmetic.
     pub math: Math,
-    /// The instruction set, by its name among [`Math::instruction_sets`]. `None`: the best that the processor has.
+    /// The instruction set, by its name among [`Math::instruction_sets`]. `None`: the best that the CPU has.
     pub instructions: Option<&'static str>,
 }

@@ -32,7 +32,7 @@ impl CpuDevice {
     /// [`Error::Resource`](djinn_device::Error::Resource) if the system refuses threads.
     ///
     /// # Panics
-    /// If the processor has no such instruction set.
+    /// If the CPU has no such instruction set.
     pub fn new(config: CpuConfig) -> Result<Self> {
         Ok(CpuDevice::with(config, kernels::kernels(&config)?))
     }

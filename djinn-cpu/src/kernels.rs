@@ -10,6 +10,7 @@ mod blocks;
 mod buffer;
 mod checksum;
 mod choice;
+mod cpu_ops;
 pub(crate) mod data;
 pub(crate) mod element;
 mod gemm;
@@ -17,7 +18,6 @@ mod int8;
 mod linear;
 mod lossless;
 mod pool;
-mod processor;
 mod routing;
 mod rows;
 mod simd;
@@ -26,10 +26,10 @@ mod view;
 use crate::CpuConfig;
 use crate::memory::Memory;
 use buffer::Scratch;
+pub use cpu_ops::CpuKernels;
 use djinn_device::{Operation, Result, reference};
 use int8::ByteIsa;
 use pool::Pool;
-pub use processor::Processor;
 use simd::Isa;
 use std::sync::Mutex;
 use view::View;
@@ -39,7 +39,7 @@ use view::View;
 pub enum Math {
     /// Scalar loops that accumulate in f64, on the calling thread only: the definition of each result.
     Reference,
-    /// Threads and the processor's vectors.
+    /// Threads and the CPU's vectors.
     #[default]
     Fast,
     /// As [`Fast`](Math::Fast), but products with weights in blocks of integers round activations to 8 bits, as llama.cpp's
@@ -48,7 +48,7 @@ pub enum Math {
 }
 
 impl Math {
-    /// The names of the instruction sets of this processor that this arithmetic can use, best first; none for the
+    /// The names of the instruction sets of this CPU that this arithmetic can use, best first; none for the
     /// reference.
     pub fn instruction_sets(self) -> Vec<&'static str> {
         match self {
@@ -77,7 +77,7 @@ pub(crate) type Kernels = Box<dyn Arithmetic>;
 /// [`Error::Resource`](djinn_device::Error::Resource) if the system refuses a thread.
 ///
 /// # Panics
-/// If the processor has no such instruction set.
+/// If the CPU has no such instruction set.
 pub(crate) fn kernels(config: &CpuConfig) -> Result<Kernels> {
     let CpuConfig { math, threads, instructions, .. } = *config;
     let sets = math.instruction_sets();

@@ -16,5 +16,5 @@ mod stream;
 
 pub use config::CpuConfig;
 pub use device::{CpuDevice, ENCODINGS};
-pub use kernels::{Math, Processor};
+pub use kernels::{CpuKernels, Math};
 pub use sim::{SimCalls, SimConfig, SimCopy, SimDevice, SimFault, SimFaults};

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 const ALIGN: usize = 256;
 
 /// Allocations of at least this many bytes are mapped, start at a multiple of it and ask for huge pages: weights are read
-/// from end to end, and with small pages the processor waits for translations. Smaller ones come from the heap: whenever
+/// from end to end, and with small pages the CPU waits for translations. Smaller ones come from the heap: whenever
 /// the system takes a mapping back, all threads have to forget its translations.
 const HUGE_PAGE: usize = 2 << 20;
 

@@ -4,7 +4,7 @@ use crate::event::{Completion, SPINS};
 use crate::kernels::Kernels;
 use crate::memory::Memory;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
-use djinn_device::{Error, Handles, Operation, Result, Span, Stream};
+use djinn_device::{Error, Handles, Operation, Result, Span, Stream, panic_line};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
@@ -121,7 +121,7 @@ fn run(stream: Stream, core: &Core, queue: &Receiver<Command>) {
         if core.lost.get().is_none()
             && let Err(panic) = catch_unwind(AssertUnwindSafe(work))
         {
-            let reason = format!("work on stream {} panicked: {}", stream.id(), first_line(&*panic));
+            let reason = format!("work on stream {} panicked: {}", stream.id(), panic_line(&*panic));
             // The first loss stays the device's; later ones follow from it.
             let _ = core.lost.set(Error::DeviceLost { reason });
         }
@@ -157,11 +157,4 @@ fn execute(core: &Core, command: &Command) {
             completion.block();
         }
     }
-}
-
-/// The first line of a panic's message.
-pub(crate) fn first_line(panic: &(dyn std::any::Any + Send)) -> String {
-    let message = panic.downcast_ref::<String>().map(String::as_str);
-    let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
-    message.and_then(|m| m.lines().next()).unwrap_or("no message").to_owned()
 }

@@ -4,11 +4,11 @@
 mod int8;
 
 use bytemuck::Pod;
-use djinn_cpu::{CpuConfig, CpuDevice, Math, Processor};
+use djinn_cpu::{CpuConfig, CpuDevice, CpuKernels, Math};
 use djinn_device::args::{Linear, Weight};
 use djinn_device::reference::encode;
 use djinn_device::{
-    BlockFormat, Buffer, CpuLinear, DType, Device, Encoding, HostLinear, HostWeight, Ops, Space, Stream,
+    BlockFormat, Buffer, CpuOps, DType, Device, Encoding, HostLinear, HostWeight, Ops, Space, Stream,
 };
 use half::{bf16, f16};
 
@@ -172,7 +172,7 @@ fn rows_in_blocks_have_the_bits_of_decoded_ones() {
 /// Products of all types, of one and of several rows, shared out together, have the bits that they have alone.
 #[test]
 fn products_at_once_have_the_bits_of_each_alone() {
-    let processor = Processor::new(3).unwrap();
+    let cpu = CpuKernels::new(3).unwrap();
     let shapes = [(1, 64, 37), (3, 577, 8), (8, 256, 200), (1, 2048, 96)];
     let types = [DType::F32, DType::F16, DType::BF16];
     let cases = shapes.iter().flat_map(|&shape| types.map(|dtype| (shape, dtype)));
@@ -194,12 +194,12 @@ fn products_at_once_have_the_bits_of_each_alone() {
         HostLinear { x, weight, bias: None, out, k, n, out_width: n, out_column: 0 }
     }
     for (of, out) in weights.iter().zip(&mut alone) {
-        processor.linears(vec![linear(of, out)]);
+        cpu.linears(vec![linear(of, out)]);
     }
-    processor.linears(weights.iter().zip(&mut together).map(|(of, out)| linear(of, out)).collect());
+    cpu.linears(weights.iter().zip(&mut together).map(|(of, out)| linear(of, out)).collect());
     for (case, (alone, together)) in alone.iter().zip(&together).enumerate() {
         assert!(alone.iter().all(|x| x.is_finite()), "product {case}");
         assert_eq!(bits(alone), bits(together), "product {case}");
     }
-    processor.linears(Vec::new());
+    cpu.linears(Vec::new());
 }

@@ -4,7 +4,7 @@
 //!
 //! Exits with 1 if a check fails, and goes on with the others.
 
-use djinn_cpu::Processor;
+use djinn_cpu::CpuKernels;
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::args::{Linear, Weight};
 use djinn_device::conformance::{self, Tolerance};
@@ -57,10 +57,10 @@ fn checks(vram: Option<u64>, wanted: &str) -> usize {
 }
 
 fn checks_of(config: CudaConfig, wanted: impl Fn(&str) -> bool) -> usize {
-    let processor = Arc::new(Processor::new(0).expect("threads"));
+    let cpu = Arc::new(CpuKernels::new(0).expect("threads"));
     let make = || {
         let device = CudaDevice::new(config).unwrap_or_else(|error| panic!("{error}"));
-        device.with_processor(processor.clone()).expect("a thread")
+        device.with_cpu(cpu.clone()).expect("a thread")
     };
     let (mut failed, mut passed) = (0, 0);
     conformance::run_each(make, Tolerance::ROUNDING, |name, check| {

@@ -1,7 +1,7 @@
 //! The device of a build without CUDA: a type without values, so that programs need no conditions.
 
 use crate::{CudaConfig, Error, Probe, Result};
-use djinn_device::{Buffer, CpuLinear, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage, args};
+use djinn_device::{Buffer, CpuOps, Device, DeviceInfo, Event, Ops, Space, Span, Stream, Usage, args};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,11 @@ impl CudaDevice {
 }
 
 impl CudaDevice {
-    /// The same device with the host's processor.
+    /// The same device with the CPU.
     ///
     /// # Errors
     /// None: there is no such device.
-    pub fn with_processor(self, _: Arc<dyn CpuLinear>) -> Outcome<Self> {
+    pub fn with_cpu(self, _: Arc<dyn CpuOps>) -> Outcome<Self> {
         match self.0 {}
     }
 }

@@ -4,7 +4,7 @@
 use djinn_cuda::{CudaConfig, CudaDevice, Error, probe};
 use djinn_device::args::{Linear, Weight};
 use djinn_device::conformance::{self, Tolerance};
-use djinn_device::{CpuLinear, DType, Device, Error as DeviceError, HostLinear, Ops, Space};
+use djinn_device::{CpuOps, DType, Device, Error as DeviceError, HostLinear, Ops, Space};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The card's turn, if there is one to test; says so if not. Tests take turns: none may make a device while another's work
@@ -42,12 +42,12 @@ fn conforms_without_caps() {
     }
 }
 
-/// A product that fails on the processor is told, and nothing waits for ever, in a replay either.
+/// A product that fails on the CPU is told, and nothing waits for ever, in a replay either.
 #[test]
-fn a_panic_on_the_processor_loses_the_device() {
+fn a_panic_on_the_cpu_loses_the_device() {
     struct Failing;
 
-    impl CpuLinear for Failing {
+    impl CpuOps for Failing {
         fn silu_mul(&self, _: &[f32], _: &mut [f32]) {}
 
         fn linears(&self, _: Vec<HostLinear<'_>>) {
@@ -61,7 +61,7 @@ fn a_panic_on_the_processor_loses_the_device() {
 
     let Some(_turn) = card() else { return };
     for captured in [false, true] {
-        let device = CudaDevice::new(capped()).unwrap().with_processor(Arc::new(Failing)).unwrap();
+        let device = CudaDevice::new(capped()).unwrap().with_cpu(Arc::new(Failing)).unwrap();
         let stream = device.stream().unwrap();
         let memory = device.alloc(Space::Host, 4096).unwrap();
         let weight = Weight::plain(memory.slice(1024, 64), DType::F32);
@@ -77,7 +77,7 @@ fn a_panic_on_the_processor_loses_the_device() {
         }
         for outcome in [device.sync(stream), device.fill(stream, memory.slice(0, 16), 0)] {
             let Err(DeviceError::DeviceLost { reason }) = outcome else { panic!("{outcome:?}") };
-            assert_eq!(reason, "a product on the processor panicked: planted");
+            assert_eq!(reason, "a product on the CPU panicked: planted");
         }
     }
     // The card is as sound as before.

@@ -1,4 +1,4 @@
-//! What a device that computes elsewhere needs from the host's processor.
+//! What a device that computes elsewhere needs from the CPU.
 
 use crate::{DType, Encoding};
 
@@ -34,9 +34,9 @@ pub struct HostLinear<'a> {
     pub out_column: u32,
 }
 
-/// The host's processor, for a device that leaves some products to it
+/// Operations over host memory that a device may leave to the CPU
 /// ([`Ops::linear_on_cpu`](crate::Ops::linear_on_cpu), [`Ops::experts_on_cpu`](crate::Ops::experts_on_cpu)).
-pub trait CpuLinear: Send + Sync {
+pub trait CpuOps: Send + Sync {
     /// Computes products. Returns when all are done. Each has the bits that it has alone.
     fn linears(&self, products: Vec<HostLinear<'_>>);
 

@@ -1,6 +1,7 @@
 //! Errors that a caller of a device cannot foresee. Misuse (a freed handle, a span of the wrong size) panics.
 
 use crate::Space;
+use std::any::Any;
 
 /// A device's failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,13 @@ pub enum Error {
     /// The operating system refused a resource, e.g. a thread.
     #[error("cannot create {what}: {reason}")]
     Resource { what: &'static str, reason: String },
+}
+
+/// The first line of a panic's message, for an error that tells of it.
+pub fn panic_line(panic: &(dyn Any + Send)) -> String {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+    message.and_then(|text| text.lines().next()).unwrap_or("no message").to_owned()
 }
 
 /// A device's result.

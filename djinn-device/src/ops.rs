@@ -182,7 +182,7 @@ macro_rules! operations {
                 tiles.iter().try_for_each(|tile| self.linear(stream, tile))
             }
 
-            /// [`linear_tiles`](Ops::linear_tiles) whose spans all lie in host memory, computed there by the host's processor
+            /// [`linear_tiles`](Ops::linear_tiles) whose spans all lie in host memory, computed there by the CPU
             /// if [`DeviceInfo::cpu_products`](crate::DeviceInfo::cpu_products) says that the device has its help. A row's bits
             /// do not depend on the other rows. They may differ from those of a product on the device, by rounding.
             fn linear_on_cpu(&self, stream: Stream, tiles: &[Linear]) -> Result<()> {
@@ -200,9 +200,9 @@ macro_rules! operations {
                 copies.iter().try_for_each(|copy| self.copy_expert(stream, copy))
             }
 
-            /// Begins the work of [`CpuExperts`] on the host's processor, with what lies in host memory when the stream comes
+            /// Begins the work of [`CpuExperts`] on the CPU, with what lies in host memory when the stream comes
             /// to it. Later work on the stream does not wait for it, and uses none of its memory before
-            /// [`await_cpu`](Ops::await_cpu) on the same stream, nor has the processor do anything else. A row's bits do not
+            /// [`await_cpu`](Ops::await_cpu) on the same stream, nor has the CPU do anything else. A row's bits do not
             /// depend on the other rows.
             fn experts_on_cpu(&self, stream: Stream, experts: &CpuExperts) -> Result<()> {
                 self.expert_linears(stream, &experts.up)?;

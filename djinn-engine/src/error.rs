@@ -36,8 +36,8 @@ pub enum Error {
          CPU"
     )]
     HeadDim { head_dim: u32, most: u32, device: String },
-    /// Products on the processor, for a device that cannot leave any to it.
-    #[error("{device} has no help of the host's processor; leave `cpu_share` out")]
+    /// Products on the CPU, for a device that cannot leave any to it.
+    #[error("{device} has no help of the CPU; leave `cpu_share` out")]
     CpuProducts { device: String },
     /// A prompt without tokens.
     #[error("the prompt is empty; give at least one token")]

@@ -139,7 +139,7 @@ fn ablations_change_no_bit() {
     assert!(straddled > 50, "{straddled} chunks straddled");
 }
 
-/// Nor do products that the processor computes where their weights lie.
+/// Nor do products that the CPU computes where their weights lie.
 #[test]
 fn products_in_host_memory_change_no_bit() {
     let expected = PROMPTS.map(resident);

@@ -135,7 +135,7 @@ struct Ran {
     bits: Vec<Vec<u32>>,
     /// Bytes that each pass streamed.
     streamed: Vec<u64>,
-    /// Bytes that the processor used in each pass.
+    /// Bytes that the CPU used in each pass.
     on_cpu: Vec<u64>,
     replayed: u64,
     plan: MemoryPlan,
@@ -251,9 +251,9 @@ fn no_order_of_events_changes_a_bit_or_a_byte() {
     assert!(replayed > 300, "{replayed} passes were replayed");
 }
 
-/// Slots of the processor change no bit where both compute alike. Together the two read what the pass uses.
+/// Slots of the CPU change no bit where both compute alike. Together the two read what the pass uses.
 #[test]
-fn slots_of_the_processor_change_no_bit() {
+fn slots_of_the_cpu_change_no_bit() {
     let (mut on_cpu, mut replayed) = (0, 0);
     for seed in 0..2 * placements().count() {
         let (fraction, chunk, rings) = placements().nth(seed / 2).expect("one of them");
@@ -286,7 +286,7 @@ fn slots_of_the_processor_change_no_bit() {
         }
         replayed += ran.replayed;
     }
-    assert!(on_cpu > 0 && replayed > 100, "{on_cpu} bytes on the processor, {replayed} replays");
+    assert!(on_cpu > 0 && replayed > 100, "{on_cpu} bytes on the CPU, {replayed} replays");
 }
 
 /// The floor: a decode pass moves the chosen experts' share of what is streamed of them, and what all passes use.
@@ -497,7 +497,7 @@ fn a_hook_between_experts_is_between_their_products() {
     assert_eq!(hooks, 2 * EXPERTS);
 }
 
-/// A pass that changes what slots give leaves none of them to the processor. A change elsewhere does not matter.
+/// A pass that changes what slots give leaves none of them to the CPU. A change elsewhere does not matter.
 #[test]
 fn a_hook_at_slots_finds_all_of_them_on_the_device() {
     let graph = graph();

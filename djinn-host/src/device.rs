@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::{Activations, Error, Result, Setup, system};
-use djinn_cpu::{CpuConfig, CpuDevice, Math, Processor};
+use djinn_cpu::{CpuConfig, CpuDevice, CpuKernels, Math};
 use djinn_cuda::{CudaConfig, CudaDevice};
 use djinn_device::{Encoding, Ops};
 use djinn_engine::{Options, Workspaces};
@@ -87,7 +87,7 @@ pub struct Needs {
     pub workspaces: Workspaces,
     /// A cap on device memory for a setup without one, in bytes. `None` if all weights fit without it.
     pub vram: Option<u64>,
-    /// Whether the processor computes some products.
+    /// Whether the CPU computes some products.
     pub cpu_products: bool,
 }
 
@@ -145,8 +145,8 @@ impl Setup {
         let mut made = CudaDevice::new(config).map_err(|source| Error::Gpu { device, source })?;
         // A server's later models have the setup's share.
         if cpu_products || self.cpu_share.is_some_and(|share| share > 0.0) {
-            let processor = Processor::new(threads).map_err(Error::Cpu)?;
-            made = made.with_processor(Arc::new(processor)).map_err(Error::Cpu)?;
+            let cpu = CpuKernels::new(threads).map_err(Error::Cpu)?;
+            made = made.with_cpu(Arc::new(cpu)).map_err(Error::Cpu)?;
         }
         work.on(made)
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// The processor's name.
+/// The CPU's name.
 pub fn cpu_name() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("model name") || line.starts_with("Model"))?;

@@ -5,7 +5,7 @@ pub(crate) mod tests;
 
 use crate::text::{
     CHECK_BYTES, Chunk, CpuExchange, FLAG_BYTES, PlacedTile, choose_on_cpu, choose_resident, choose_routers,
-    layout, pack, twins,
+    layout, pack, same_chunks,
 };
 use crate::{Error, KvLayout, Placement, Result, size};
 use djinn_srg::{Condition, Graph, KvPlan, Rows, StackPlan, gathered_tables, tile_bytes, tiles};
@@ -24,7 +24,7 @@ pub struct Budget {
     pub chunk: Option<u64>,
     /// Bytes of the ring. By default three chunks, five with a `cpu_share`, or fewer if those do not fit.
     pub ring: Option<u64>,
-    /// Share of the streamed weights, 0 to 1, whose products the processor computes in passes of few rows
+    /// Share of the streamed weights, 0 to 1, whose products the CPU computes in passes of few rows
     /// ([`Placement::CPU_ROWS`]). Of experts, it is the share of each row's choices, to the nearest whole number. On a GPU it
     /// changes results in the last bits.
     pub cpu_share: f64,
@@ -108,7 +108,7 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Bytes of host memory through which the processor gets its inputs, and gives its results.
+    /// Bytes of host memory through which the CPU gets its inputs, and gives its results.
     pub fn cpu_exchange(&self, graph: &Graph) -> CpuExchange<u64> {
         CpuExchange::new(graph, &self.placement, self.stack.rows.rows)
     }
@@ -118,7 +118,8 @@ impl MemoryPlan {
         self.host_bytes - self.kv.host_bytes()
     }
 
-    /// Plans `graph` within `budget`. Results of the model never depend on the plan.
+    /// Plans `graph` within `budget`. Results of the model do not depend on the plan, except for the last bits on a GPU
+    /// with a [`cpu_share`](Budget::cpu_share).
     ///
     /// # Errors
     /// If the budget is too small, with the smallest that would do.
@@ -147,14 +148,14 @@ impl MemoryPlan {
         host_tables.retain(|t| !tiles.iter().any(|p| p.tile.parts.iter().any(|part| part.value == *t)));
         let table_bytes: u64 = host_tables.iter().map(|&t| graph.value(t).text_bytes()).sum();
         let blocking_copies = budget.blocking_copies;
-        let twins = twins(&tiles, &chunks, &resident);
+        let same_as = same_chunks(&tiles, &chunks, &resident);
         let on_cpu = choose_on_cpu(&chunks, &resident, budget.cpu_share);
         let cpu_routers = choose_routers(graph, &tiles, &resident, budget.cpu_share);
         let placement = Placement {
             tiles,
             chunks,
             slots,
-            twins,
+            same_as,
             ring,
             blocking_copies,
             host_tables,

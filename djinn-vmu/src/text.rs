@@ -22,5 +22,5 @@ pub use streamer::{StreamPosition, Streamer};
 
 pub(crate) use chunk::pack;
 pub(crate) use on_cpu::{choose_on_cpu, choose_routers};
-pub(crate) use placement::{choose_resident, layout, twins};
+pub(crate) use placement::{choose_resident, layout, same_chunks};
 pub(crate) use store::Hash;

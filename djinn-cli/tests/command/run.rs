@@ -301,9 +301,9 @@ fn activations_in_int8_are_told_where_they_are() {
     assert!(message.contains("a plan without --gpu"), "{message}");
 }
 
-/// A share that the processor computes with is told, and a share of nothing as well. The tokens do not change.
+/// A share that the CPU computes with is told, and a share of nothing as well. The tokens do not change.
 #[test]
-fn a_share_for_the_processor_is_told() {
+fn a_share_for_the_cpu_is_told() {
     let place = Place::new();
     let run = |more: &[&str]| {
         let args = ["run", "synthetic:tiny", "--prompt-tokens=1, 2", "-n=3", "--device=cpu", "--greedy"];

@@ -41,6 +41,7 @@ const UNSAFE: &[&str] = &[
     "djinn-cuda/src/present/launch.rs",
     "djinn-cuda/src/present/matmul.rs",
     "djinn-cuda/src/present/memory",
+    "djinn-cuda/src/present/on_cpu.rs",
     "djinn-cuda/src/present/stream.rs",
 ];
 

@@ -368,7 +368,7 @@ bound! {
         top_k: usize = args.top_k as usize,
         width: usize = args.width as usize,
         cpu: args::CpuSlots = args.cpu,
-        /// With slots of the processor: their experts, and its results.
+        /// With slots of the CPU: their experts, and its results.
         of_cpu: Option<(&'a [u32], &'a [f32])> =
             args.ids.zip(args.cpu_y).map(|(ids, y)| (view.indices(ids), view.floats(y))),
         out: &'a mut [f32] = view.output(args.out),

@@ -25,7 +25,7 @@ pub(crate) use portable::Portable;
 /// The most lanes of any [`Simd`].
 pub(crate) const MAX_LANES: usize = 16;
 
-/// Vectors of `LANES` f32. A value of an implementation proves that the processor has its instructions.
+/// Vectors of `LANES` f32. A value of an implementation proves that the CPU has its instructions.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// A vector.
     type V: Copy;
@@ -38,7 +38,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Activation rows of a register tile of [`super::linear`]: as many as the registers hold beside what a step loads. One
     /// more row spills sums to memory in every step.
     const TILE_ROWS: usize;
-    /// Vector registers of the processor.
+    /// Vector registers of the CPU.
     const REGISTERS: usize;
 
     /// All lanes `x`.
@@ -228,12 +228,12 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The best that this processor has.
+    /// The best that this CPU has.
     pub(crate) fn detect() -> Isa {
         Isa::available()[0]
     }
 
-    /// All that this processor has, best first.
+    /// All that this CPU has, best first.
     pub(crate) fn available() -> Vec<Isa> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]

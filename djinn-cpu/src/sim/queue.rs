@@ -8,9 +8,8 @@ use crate::event::Completion;
 use crate::kernels::Arithmetic;
 use crate::memory::Memory;
 use crate::ops::{bytes_moved, copied};
-use crate::stream::first_line;
 use djinn_device::args::{Attention, CopyExpert, Linear};
-use djinn_device::{Access, DeviceInfo, Error, Operation, Result, Span, Stream};
+use djinn_device::{Access, DeviceInfo, Error, Operation, Result, Span, Stream, panic_line};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -293,7 +292,7 @@ impl Streams {
         let from = queue.now.max(issued);
         let work = AssertUnwindSafe(|| self.finish(id, &command, from, machine));
         if let Err(panic) = catch_unwind(work) {
-            let reason = format!("work on stream {id} panicked: {}", first_line(&*panic));
+            let reason = format!("work on stream {id} panicked: {}", panic_line(&*panic));
             self.failure = Some(Error::DeviceLost { reason });
         }
         if let Command::Record(completion) = command {

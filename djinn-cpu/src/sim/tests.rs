@@ -244,7 +244,7 @@ fn is_misuse(touch: fn(&SimDevice, src: Buffer, dst: Buffer)) -> bool {
             device.sync(stream).unwrap();
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| touch(&device, src, dst)));
-        let message = outcome.map_err(|panic| crate::stream::first_line(&*panic));
+        let message = outcome.map_err(|panic| djinn_device::panic_line(&*panic));
         if let Err(message) = &message {
             assert!(message.starts_with("the host ") && message.contains("while stream 0 has"), "{message}");
         }
@@ -279,7 +279,7 @@ fn freeing_a_capture_before_its_replay_is_done_is_misuse() {
             device.sync(streams[1]).unwrap();
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| device.free_capture(capture)));
-        let message = outcome.map_err(|panic| crate::stream::first_line(&*panic));
+        let message = outcome.map_err(|panic| djinn_device::panic_line(&*panic));
         if let Err(message) = &message {
             assert!(message.contains("while a replay of it is queued"), "{message}");
         }

@@ -24,7 +24,7 @@ pub(crate) struct Captures {
     /// Bytes that the driver has taken for captures and not given back, as measured.
     bytes: Cell<u64>,
     kept: RefCell<Handles<Kept>>,
-    /// The processor's works in the open capture.
+    /// The CPU's works in the open capture.
     on_cpu: RefCell<Vec<Repeated>>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Kept {
     /// The events that a replay records.
     pub(crate) events: Vec<Event>,
     joints: Joints,
-    /// What the graph asks the processor for.
+    /// What the graph asks the CPU for.
     pub(crate) on_cpu: Vec<Repeated>,
 }
 
@@ -85,7 +85,7 @@ impl Captures {
         self.open.get()
     }
 
-    /// Keeps a work of the processor with the open capture.
+    /// Keeps a work of the CPU with the open capture.
     pub(crate) fn keep_on_cpu(&self, work: Repeated) {
         self.on_cpu.borrow_mut().push(work);
     }

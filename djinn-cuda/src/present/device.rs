@@ -7,13 +7,13 @@ use crate::present::event::Events;
 use crate::present::launch::{Launch, decoded_dtype, rows_at_once};
 use crate::present::matmul::Matmul;
 use crate::present::memory::Memory;
-use crate::present::on_cpu::{Processor, Work};
+use crate::present::on_cpu::{CpuThread, Work};
 use crate::present::scratch::Scratch;
 use crate::present::stream::RawStream;
 use crate::{CudaConfig, Error, mapping_bytes};
 use djinn_device::args::Linear;
 use djinn_device::{
-    Buffer, Capture, CpuLinear, DType, Device, DeviceInfo, Event, Handles, Result, Space, Span, Stream, Usage,
+    Buffer, Capture, CpuOps, DType, Device, DeviceInfo, Event, Handles, Result, Space, Span, Stream, Usage,
 };
 use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,8 +49,8 @@ pub struct CudaDevice {
     name: String,
     reserved_bytes: u64,
     lost: OnceCell<djinn_device::Error>,
-    /// The host's processor, if products may be left to it.
-    processor: Option<Processor>,
+    /// The CPU, if products may be left to it.
+    cpu: Option<CpuThread>,
     /// The activations that a call left in the workspace, if nothing has changed it since, nor what they were rounded from.
     pub(crate) prepared: Cell<Option<Prepared>>,
     /// The most rows for which a product reads the weight once.
@@ -130,7 +130,7 @@ impl CudaDevice {
             name: format!("cuda:{} ({})", config.ordinal, context.name()?),
             reserved_bytes: 0,
             lost: OnceCell::new(),
-            processor: None,
+            cpu: None,
             prepared: Cell::new(None),
             rows_at_once: rows_at_once(),
             _share: share,
@@ -150,40 +150,40 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// The same device with the host's processor, for products where weights lie in host memory.
+    /// The same device with the CPU, for products where weights lie in host memory.
     ///
     /// # Errors
     /// If the system refuses a thread or pinned memory.
-    pub fn with_processor(mut self, linear: Arc<dyn CpuLinear>) -> Result<Self> {
+    pub fn with_cpu(mut self, cpu: Arc<dyn CpuOps>) -> Result<Self> {
         self.enter()?;
-        let processor = Processor::start(linear)?;
-        self.name = format!("{} + cpu ({})", self.name, processor.name());
-        self.processor = Some(processor);
+        let cpu = CpuThread::start(cpu)?;
+        self.name = format!("{} + cpu ({})", self.name, cpu.name());
+        self.cpu = Some(cpu);
         Ok(self)
     }
 
-    /// Requests a work of the processor.
+    /// Requests a work of the CPU.
     ///
     /// # Panics
     /// If the device has none, or a span is no host memory.
     pub(crate) fn request_on_cpu(&self, stream: Stream, work: impl FnOnce(&Memory) -> Work) -> Result<()> {
         let work = work(&self.memory);
         self.on(stream, |raw| match self.captures.is_open() {
-            true => self.processor().capture(raw, work).map(|work| self.captures.keep_on_cpu(work)),
-            false => self.processor().request(raw, work),
+            true => self.cpu().capture(raw, work).map(|work| self.captures.keep_on_cpu(work)),
+            false => self.cpu().request(raw, work),
         })
     }
 
     /// Lets a stream wait for the work that it requested last.
     ///
     /// # Panics
-    /// If the device has no processor.
+    /// If no products can be left to the CPU.
     pub(crate) fn wait_for_cpu(&self, stream: Stream) -> Result<()> {
-        self.on(stream, |raw| self.processor().wait(raw))
+        self.on(stream, |raw| self.cpu().wait(raw))
     }
 
-    fn processor(&self) -> &Processor {
-        self.processor.as_ref().expect("the caller looked whether there is a processor")
+    fn cpu(&self) -> &CpuThread {
+        self.cpu.as_ref().expect("the caller looked whether the CPU helps")
     }
 
     /// Bytes that are free on the card now.
@@ -245,12 +245,12 @@ impl CudaDevice {
         }
     }
 
-    /// Remembers the first failure, that of the processor too.
+    /// Remembers the first failure, that of the CPU too.
     fn sticky<T>(&self, outcome: Result<T, Error>) -> Result<T> {
         let done = outcome.map_err(|error| self.lose(&error))?;
-        match self.processor.as_ref().and_then(Processor::failure) {
+        match self.cpu.as_ref().and_then(CpuThread::failure) {
             Some(panic) => {
-                let reason = format!("a product on the processor panicked: {panic}");
+                let reason = format!("a product on the CPU panicked: {panic}");
                 Err(self.lost.get_or_init(|| djinn_device::Error::DeviceLost { reason }).clone())
             }
             None => Ok(done),
@@ -279,7 +279,7 @@ impl Device for CudaDevice {
             encodings: if self.scratch.decoded().len() > 0 { crate::ENCODINGS } else { &[] },
             int8_cache: true,
             most_head_dim: crate::MOST_HEAD_DIM,
-            cpu_products: self.processor.is_some(),
+            cpu_products: self.cpu.is_some(),
         }
     }
 
@@ -416,8 +416,8 @@ impl Device for CudaDevice {
         self.captures.with(capture, |kept: &Kept| {
             self.claim_scratch(kept.streams[0])?;
             let raw = kept.streams.iter().map(|&stream| self.raw(&all, stream)).collect::<Vec<_>>();
-            if let Some(processor) = &self.processor {
-                processor.announce(kept.on_cpu.len());
+            if let Some(cpu) = &self.cpu {
+                cpu.announce(kept.on_cpu.len());
             }
             self.sticky(kept.replay(&raw))?;
             self.events.replayed(&kept.events);

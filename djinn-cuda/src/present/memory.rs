@@ -81,9 +81,12 @@ impl HostPlace {
     }
 
     /// Its bytes, to be written.
-    #[allow(clippy::mut_from_ref, reason = "the device's contract gives the work exclusive use of them")]
-    pub(crate) fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; that nothing else reads or writes it meanwhile is the device's contract, too.
+    ///
+    /// # Safety
+    /// Nothing else reads or writes them while the slice lives.
+    #[allow(clippy::mut_from_ref, reason = "the caller has exclusive use of them")]
+    pub(crate) unsafe fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; the caller has exclusive use of them.
         unsafe { std::slice::from_raw_parts_mut(self.pinned.at(self.offset, self.len), self.len) }
     }
 }

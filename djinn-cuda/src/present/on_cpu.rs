@@ -1,17 +1,19 @@
-//! Work that the host's processor does when a stream reaches it: products, or experts' blocks.
+//! Work that the CPU does when a stream reaches it: products, or experts' blocks.
 //!
 //! ```text
 //! stream      … │ request = work │ waits for done │ …      in a replay as well; with experts, other work before it waits
-//! processor              sees it │ computes │ done = 1
+//! CPU                    sees it │ computes │ done = 1
 //! ```
 //!
 //! A thread polls the request while works are to come, since the stream would wait while it wakes.
+
+#![allow(unsafe_code, reason = "words and memory that the card and the CPU share")]
 
 use crate::Result;
 use crate::present::memory::{HostPlace, Memory, Pinned};
 use crate::present::stream::RawStream;
 use djinn_device::args::{CpuExperts, ExpertLinear, Linear, SiluMul, Weight};
-use djinn_device::{CpuLinear, Error, HostLinear, HostWeight};
+use djinn_device::{CpuOps, Error, HostLinear, HostWeight, panic_line};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,14 +26,14 @@ const SPINS: u32 = 20_000;
 /// The place of `done` behind `request`, in another line of memory.
 const DONE: usize = 256;
 
-/// The host's processor, and the works that it is to do.
-pub(crate) struct Processor {
+/// The CPU, and the works that it is to do.
+pub(crate) struct CpuThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    linear: Arc<dyn CpuLinear>,
+    ops: Arc<dyn CpuOps>,
     words: Words,
     works: Mutex<Works>,
     /// Works are to come, or none ever.
@@ -98,14 +100,14 @@ pub(crate) struct Repeated {
     number: u32,
 }
 
-impl Processor {
+impl CpuThread {
     /// Starts the thread. The context is current.
-    pub(crate) fn start(linear: Arc<dyn CpuLinear>) -> djinn_device::Result<Self> {
-        let resource = |reason| Error::Resource { what: "the processor's help", reason };
+    pub(crate) fn start(ops: Arc<dyn CpuOps>) -> djinn_device::Result<Self> {
+        let resource = |reason| Error::Resource { what: "the CPU's help", reason };
         let pinned = Pinned::new(2 * DONE as u64)?;
         let (pinned, address) = pinned.ok_or_else(|| resource("no pinned memory".to_owned()))?;
         let shared = Arc::new(Shared {
-            linear,
+            ops,
             words: Words { pinned, address },
             works: Mutex::default(),
             news: Condvar::new(),
@@ -115,12 +117,12 @@ impl Processor {
         let own = Arc::clone(&shared);
         let thread = Builder::new().name("djinn-on-cpu".to_owned()).spawn(move || own.serve());
         let thread = Some(thread.map_err(|error| resource(error.to_string()))?);
-        Ok(Processor { shared, thread })
+        Ok(CpuThread { shared, thread })
     }
 
     /// For people.
     pub(crate) fn name(&self) -> String {
-        self.shared.linear.name()
+        self.shared.ops.name()
     }
 
     /// The message of a product that panicked.
@@ -156,7 +158,7 @@ impl Processor {
     }
 }
 
-impl Drop for Processor {
+impl Drop for CpuThread {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         drop(self.shared.works());
@@ -210,12 +212,10 @@ impl Shared {
             drop(works);
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 let (work, _) = known.expect("the stream asks for a work that is known");
-                work.run(&*self.linear);
+                work.run(&*self.ops);
             }));
             if let Err(panic) = outcome {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                let _ = self.failure.set(text.lines().next().unwrap_or_default().to_owned());
+                let _ = self.failure.set(panic_line(&*panic));
             }
             // After a failure too: the stream goes on, and the next call on the device tells.
             self.words.done().store(1, Ordering::Release);
@@ -234,12 +234,16 @@ impl Words {
 
     /// Has a stream request a work. Each write comes after all that the stream did before.
     fn enqueue(&self, stream: &RawStream, number: u32) -> Result<()> {
-        stream.write_word(self.address + DONE as u64, 0)?;
-        stream.write_word(self.address, number)
+        // SAFETY: both words are pinned memory, which lives until the device is dropped, after its streams.
+        unsafe {
+            stream.write_word(self.address + DONE as u64, 0)?;
+            stream.write_word(self.address, number)
+        }
     }
 
     fn wait(&self, stream: &RawStream) -> Result<()> {
-        stream.await_word(self.address + DONE as u64, 1)
+        // SAFETY: as in `enqueue`.
+        unsafe { stream.await_word(self.address + DONE as u64, 1) }
     }
 
     /// The next requested work; `None` once `ended`.
@@ -295,27 +299,27 @@ impl Work {
     }
 
     /// Nothing else writes the memory before the stream has waited for this work, nor reads its outputs.
-    fn run(&self, processor: &dyn CpuLinear) {
+    fn run(&self, cpu: &dyn CpuOps) {
         match self {
-            Work::Products(products) => products.iter().for_each(|product| product.run(processor)),
+            Work::Products(products) => products.iter().for_each(|product| product.run(cpu)),
             Work::Experts(of) => {
                 let FeedForward { up, act, down } = &**of;
-                up.run(processor);
-                up.slots().for_each(|slot| act.run(processor, slot as usize));
-                down.run(processor);
+                up.run(cpu);
+                up.slots().for_each(|slot| act.run(cpu, slot as usize));
+                down.run(cpu);
             }
         }
     }
 }
 
 impl Product {
-    fn run(&self, processor: &dyn CpuLinear) {
+    fn run(&self, cpu: &dyn CpuOps) {
         let Product { args, x, weight, bias, out } = self;
-        processor.linears(vec![HostLinear {
+        cpu.linears(vec![HostLinear {
             x: bytemuck::cast_slice(x.bytes()),
             weight: weight_of(args.weight, weight),
             bias: args.bias.zip(bias.as_ref()).map(|(bias, place)| weight_of(bias, place)),
-            out: bytemuck::cast_slice_mut(out.bytes_mut()),
+            out: output(out),
             k: args.k,
             n: args.n,
             out_width: args.out_width,
@@ -341,7 +345,7 @@ impl ExpertProducts {
     }
 
     /// The products of all experts that have slots, at once: each of its slots' rows, side by side.
-    fn run(&self, processor: &dyn CpuLinear) {
+    fn run(&self, cpu: &dyn CpuOps) {
         let all: &[f32] = bytemuck::cast_slice(self.x.bytes());
         let used = self.each.iter().map(|(args, weight)| (args, weight, self.slots_of(args.expert)));
         let used: Vec<_> = used.filter(|(_, _, slots)| !slots.is_empty()).collect();
@@ -370,8 +374,8 @@ impl ExpertProducts {
                 out_column,
             });
         }
-        processor.linears(products);
-        let out: &mut [f32] = bytemuck::cast_slice_mut(self.out.bytes_mut());
+        cpu.linears(products);
+        let out = output(&self.out);
         let mut rows = results.as_slice();
         for (args, _, slots) in used {
             for &slot in slots {
@@ -385,13 +389,21 @@ impl ExpertProducts {
 }
 
 impl Activation {
-    fn run(&self, processor: &dyn CpuLinear, slot: usize) {
+    fn run(&self, cpu: &dyn CpuOps, slot: usize) {
         let Activation { args, x, out } = self;
         let width = args.width as usize;
         let x: &[f32] = bytemuck::cast_slice(x.bytes());
-        let out: &mut [f32] = bytemuck::cast_slice_mut(out.bytes_mut());
-        processor.silu_mul(&x[slot * 2 * width..][..2 * width], &mut out[slot * width..][..width]);
+        let out = output(out);
+        cpu.silu_mul(&x[slot * 2 * width..][..2 * width], &mut out[slot * width..][..width]);
     }
+}
+
+/// Where a product or an activation writes; it has no other slice of it.
+#[allow(clippy::mut_from_ref, reason = "the works of a device run one at a time, on one thread")]
+fn output(place: &HostPlace) -> &mut [f32] {
+    // SAFETY: one work runs at a time, and no part of it reads what it writes. Nothing on the device reads or writes the memory
+    // until the stream has waited for the work, by the contract of `Ops::linear_on_cpu` and `Ops::experts_on_cpu`.
+    bytemuck::cast_slice_mut(unsafe { place.bytes_mut() })
 }
 
 fn weight_of(Weight { dtype, encoding, .. }: Weight, place: &HostPlace) -> HostWeight<'_> {

@@ -62,19 +62,25 @@ impl RawStream {
             .map_err(failed("cuMemsetD8Async"))
     }
 
-    /// Enqueues a write of a word of pinned memory, after all that the stream has written before.
-    pub(crate) fn write_word(&self, address: u64, value: u32) -> Result<()> {
+    /// Enqueues a write of a word, after all that the stream has written before.
+    ///
+    /// # Safety
+    /// `address` is that of an aligned word of pinned memory, which lives until the stream's work is done.
+    pub(crate) unsafe fn write_word(&self, address: u64, value: u32) -> Result<()> {
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-        // SAFETY: the stream is alive, and the caller owns the word.
+        // SAFETY: the stream is alive, and so is the word.
         unsafe { sys::cuStreamWriteValue32_v2(self.0, address, value, flags) }
             .result()
             .map_err(failed("cuStreamWriteValue32"))
     }
 
-    /// Makes later work wait until a word of pinned memory has a value.
-    pub(crate) fn await_word(&self, address: u64, value: u32) -> Result<()> {
+    /// Makes later work wait until a word has a value.
+    ///
+    /// # Safety
+    /// As [`write_word`](Self::write_word)'s.
+    pub(crate) unsafe fn await_word(&self, address: u64, value: u32) -> Result<()> {
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
-        // SAFETY: the stream is alive, and the caller owns the word.
+        // SAFETY: the stream is alive, and so is the word.
         unsafe { sys::cuStreamWaitValue32_v2(self.0, address, value, flags) }
             .result()
             .map_err(failed("cuStreamWaitValue32"))

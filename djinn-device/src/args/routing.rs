@@ -3,7 +3,7 @@
 //! A *slot* is a token's place with one of its experts: slot `r · top_k + j` is row `r`'s with the expert that it
 //! chose `j`-th. [`Route`] chooses, [`Group`] lists each expert's slots, [`ExpertLinear`] multiplies one expert's
 //! slots by its weight, and [`Combine`] adds what a row's slots give (sort-based dispatch, as in MegaBlocks, Gale et
-//! al. 2023). [`CopyExpert`] fetches weights that the choice needs. [`CpuSlots`] are left to the host's processor, whose
+//! al. 2023). [`CopyExpert`] fetches weights that the choice needs. [`CpuSlots`] are left to the CPU, whose
 //! work is [`CpuExperts`].
 
 use super::check::Checks;
@@ -54,15 +54,15 @@ impl Route {
     pub const MOST_CHOSEN: u32 = Routing::MOST_CHOSEN;
 }
 
-/// The slots that the host's processor computes: those with a row's choices `first..top_k` where one of the experts
+/// The slots that the CPU computes: those with a row's choices `first..top_k` where one of the experts
 /// `begin..end` is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuSlots {
     /// Experts of a row.
     pub top_k: u32,
-    /// The first of a row's choices, by descending weight, that may be left to the processor.
+    /// The first of a row's choices, by descending weight, that may be left to the CPU.
     pub first: u32,
-    /// The first expert that the processor can compute.
+    /// The first expert that the CPU can compute.
     pub begin: u32,
     /// The expert after the last of them.
     pub end: u32,
@@ -88,7 +88,7 @@ impl CpuSlots {
 }
 
 /// `order[starts[e]..starts[e + 1]]` are the slots `s` with `ids[s] == e`, ascending, for every expert `e`: those that the
-/// device computes, or those that the processor does. Words of `order` after these are left alone.
+/// device computes, or those that the CPU does. Words of `order` after these are left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// u32 `[slots]`, each below `experts`, as [`Route`] gives them.
@@ -101,7 +101,7 @@ pub struct Group {
     pub experts: u32,
     /// Rows times experts of a row.
     pub slots: u32,
-    /// Which slots the processor computes.
+    /// Which slots the CPU computes.
     pub cpu: CpuSlots,
     /// Whether these are listed, instead of all others.
     pub of_cpu: bool,
@@ -209,7 +209,7 @@ impl ExpertLinear {
     }
 }
 
-/// `out[r, i] = Σ weights[r, j] · y[r · top_k + j, i]`, added in the order of `j`. Slots that the processor computed are read
+/// `out[r, i] = Σ weights[r, j] · y[r · top_k + j, i]`, added in the order of `j`. Slots that the CPU computed are read
 /// from `cpu_y` instead of `y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Combine {
@@ -225,11 +225,11 @@ pub struct Combine {
     pub width: u32,
     /// Rows.
     pub rows: u32,
-    /// Which slots the processor computed.
+    /// Which slots the CPU computed.
     pub cpu: CpuSlots,
-    /// u32 `[rows, top_k]`: the experts of all slots. Only with slots of the processor.
+    /// u32 `[rows, top_k]`: the experts of all slots. Only with slots of the CPU.
     pub ids: Option<Span>,
-    /// f32 `[rows · top_k, width]`: the results of the processor. Only with slots of the processor.
+    /// f32 `[rows · top_k, width]`: the results of the CPU. Only with slots of the CPU.
     pub cpu_y: Option<Span>,
 }
 
@@ -248,7 +248,7 @@ impl Combine {
     }
 }
 
-/// The slots of some experts through their gated feed-forward blocks, computed by the host's processor: `down(silu_mul(up(x)))`.
+/// The slots of some experts through their gated feed-forward blocks, computed by the CPU: `down(silu_mul(up(x)))`.
 /// All spans lie in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuExperts {
@@ -271,10 +271,10 @@ impl CpuExperts {
         ExpertLinear::check_all(&self.down);
         self.act.check();
         let slots = self.act.rows;
-        assert!(!self.up.is_empty() && !self.down.is_empty(), "experts on the processor: none");
+        assert!(!self.up.is_empty() && !self.down.is_empty(), "experts on the CPU: none");
         let follows = self.up.iter().all(|up| up.out == self.act.x && up.slots == slots)
             && self.down.iter().all(|down| down.x == self.act.out && down.slots == slots);
-        assert!(follows, "experts on the processor: {:?} is not between its products", self.act);
+        assert!(follows, "experts on the CPU: {:?} is not between its products", self.act);
     }
 }
 

@@ -396,7 +396,7 @@ fn grouped(ids: &[u32], experts: u32) -> [Vec<u32>; 2] {
     grouped_beside_cpu(ids, experts, CpuSlots::NONE, false)
 }
 
-/// The same of the slots of the processor, or of the others.
+/// The same of the slots of the CPU, or of the others.
 fn grouped_beside_cpu(ids: &[u32], experts: u32, cpu: CpuSlots, of_cpu: bool) -> [Vec<u32>; 2] {
     let mut memory = Memory::default();
     let (order, starts) = (memory.words(&vec![0; ids.len()]), memory.words(&vec![0; experts as usize + 1]));
@@ -415,7 +415,7 @@ fn groups_combine_and_copies_by_hand() {
     let combine = Combine { y, weights, out, top_k: 2, width: 2, rows: 1, cpu, ids, cpu_y };
     memory.run(combine);
     assert_eq!(memory.read(out), [20.5, 41.0]);
-    // The second choice is the processor's, if it is expert 1 or 2.
+    // The second choice is the CPU's, if it is expert 1 or 2.
     let cpu = CpuSlots { top_k: 2, first: 1, begin: 1, end: 3 };
     let of = |of_cpu| grouped_beside_cpu(&[1, 0, 2, 1, 0, 2], 3, cpu, of_cpu);
     assert_eq!(of(false), [vec![1, 4, 0, 2, 0, 0], vec![0, 2, 3, 4]]);

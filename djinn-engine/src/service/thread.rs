@@ -270,7 +270,9 @@ impl Client {
     /// Ends the service, and with it [`Inbox::serve`], when no session computes or waits for pages, at the latest
     /// after `within`. No turn begins from now on: clients get [`Error::Retired`].
     pub fn retire(&self, why: String, within: Duration) {
-        self.tell(Command::Retire(Retirement { why, until: Instant::now() + within }));
+        let now = Instant::now();
+        let until = now.checked_add(within).unwrap_or(now + Duration::from_secs(u32::MAX.into()));
+        self.tell(Command::Retire(Retirement { why, until }));
     }
 
     /// Passes the numbers of sessions and pages to `answer`, on the service's thread. Dropped if the service has

@@ -74,7 +74,7 @@ impl<D: Ops> PoolModel<D> for Placed {
         ControlFlow::Continue(())
     }
 
-    fn is_at(&self, residence: Residence) {
+    fn residence_changed(&self, residence: Residence) {
         self.0.told.lock().expect("no panic").push(residence);
     }
 }

@@ -4,6 +4,7 @@ use super::outbox::Outbox;
 use super::resident::{OnThread, Resident, Starting};
 use crate::error::{Error, Result};
 use crossbeam_channel::{Receiver, Sender};
+use djinn_device::panic_line;
 use djinn_host::{Needs, Setup, one_line, system};
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -149,11 +150,7 @@ impl DeviceThread {
         self.make_device = make_device;
         // Requests of a failed engine first get its earlier events.
         outboxes.iter().for_each(|outbox| outbox.pass_on());
-        served.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().copied();
-            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-            Err(Error::Panicked { what: text.unwrap_or("without a message").to_owned() })
-        })
+        served.unwrap_or_else(|panic| Err(Error::Panicked { what: panic_line(&*panic) }))
     }
 
     /// The device's requirements for all models.

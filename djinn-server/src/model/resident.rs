@@ -252,7 +252,7 @@ impl<D: Ops> PoolModel<D> for Seat {
         ControlFlow::Continue(())
     }
 
-    fn is_at(&self, residence: Residence) {
+    fn residence_changed(&self, residence: Residence) {
         let name = &self.starting.model.name;
         let Some(access) = self.access.upgrade() else { return };
         if residence == Residence::Device {

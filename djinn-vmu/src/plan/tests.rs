@@ -225,9 +225,9 @@ fn what_every_pass_uses_is_resident_before_experts() {
     assert_eq!(all.expected_streamed_bytes(500), most);
 }
 
-/// A share leaves the last choices of each row to the processor, if they fall on experts with no resident part.
+/// A share leaves the last choices of each row to the CPU, if they fall on experts with no resident part.
 #[test]
-fn the_processor_gets_its_share_of_a_rows_choices() {
+fn the_cpu_gets_its_share_of_a_rows_choices() {
     let graph = mixture(4, 64, 96, 500, true, [8, 4]);
     let plan = |fraction, cpu_share| {
         let budget = Budget { resident_fraction: Some(fraction), cpu_share, ..Budget::default() };

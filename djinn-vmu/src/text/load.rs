@@ -105,7 +105,7 @@ impl<'a, D: Device> Loader<'a, D> {
     /// Loads every chunk to its place, in order. Resident ones pass through two staging buffers in turn, so that
     /// reading overlaps copying.
     pub(crate) fn chunks(&mut self) -> Result<Vec<Home>> {
-        let Placement { chunks, slots, twins, .. } = self.placement;
+        let Placement { chunks, slots, same_as, .. } = self.placement;
         let resident = chunks.iter().zip(slots).filter(|(_, slot)| slot.is_none());
         let mut staging = Vec::new();
         if let Some(largest) = resident.map(|(chunk, _)| chunk.bytes).max() {
@@ -116,13 +116,13 @@ impl<'a, D: Device> Loader<'a, D> {
                 ));
             }
         }
-        let streamed = (0..chunks.len()).filter(|&at| slots[at].is_some() && twins[at].is_none());
+        let streamed = (0..chunks.len()).filter(|&at| slots[at].is_some() && same_as[at].is_none());
         self.to_come = streamed.map(|at| chunks[at].bytes).sum();
         let mut homes: Vec<Home> = Vec::with_capacity(chunks.len());
         for (index, slot) in slots.iter().enumerate() {
             let chunk = ChunkId(index as u32);
-            let home = match (twins[index], slot) {
-                (Some(twin), _) => self.copy_of(&homes[twin.0 as usize])?,
+            let home = match (same_as[index], slot) {
+                (Some(same), _) => self.copy_of(&homes[same.0 as usize])?,
                 (None, Some(_)) => self.streamed(chunk)?,
                 (None, None) => {
                     staging.rotate_left(1);
@@ -139,18 +139,18 @@ impl<'a, D: Device> Loader<'a, D> {
         Ok(homes)
     }
 
-    /// The memory of a chunk with the same weights as `twin`: the same on the host, a copy on the device.
-    fn copy_of(&mut self, twin: &Home) -> Result<Home> {
-        let space = twin.span.buffer().space();
-        if let (Space::Host, Some(hash)) = (space, twin.hash)
+    /// The memory of a chunk with the same weights as `same`: the same on the host, a copy on the device.
+    fn copy_of(&mut self, same: &Home) -> Result<Home> {
+        let space = same.span.buffer().space();
+        if let (Space::Host, Some(hash)) = (space, same.hash)
             && self.share(Space::Host, &hash)?.is_some()
         {
-            return Ok(twin.clone());
+            return Ok(same.clone());
         }
-        self.meter.add(twin.span.len())?;
-        let copy = self.held.alloc(self.device, space, twin.span.len())?;
-        self.device.copy(self.stream, twin.span, copy.span())?;
-        Ok(Home { span: copy.span(), hash: None, ..twin.clone() })
+        self.meter.add(same.span.len())?;
+        let copy = self.held.alloc(self.device, space, same.span.len())?;
+        self.device.copy(self.stream, same.span, copy.span())?;
+        Ok(Home { span: copy.span(), hash: None, ..same.clone() })
     }
 
     fn resident(&mut self, id: ChunkId, (staging, free): (Buffer, Event)) -> Result<Home> {
@@ -208,7 +208,7 @@ impl<'a, D: Device> Loader<'a, D> {
                 _ if home.span.buffer().space() == Space::Host => return Ok(()),
                 Some(hash) if !empty.remove(&hash) => return Ok(()),
                 Some(hash) => loader.store.find(Space::Host, &hash).map(Buffer::span),
-                None => loader.placement.twins[index].map(|twin| homes[twin.0 as usize].span),
+                None => loader.placement.same_as[index].map(|same| homes[same.0 as usize].span),
             };
             if let Some(from) = from {
                 loader.device.copy(loader.stream, from, home.span)?;

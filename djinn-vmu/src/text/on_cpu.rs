@@ -1,4 +1,4 @@
-//! What the host's processor computes in passes of few rows: whole chunks, and experts of routers whose weights stream.
+//! What the CPU computes in passes of few rows: whole chunks, and experts of routers whose weights stream.
 
 use crate::text::{Chunk, PlacedTile, Placement};
 use djinn_device::args::CpuSlots;
@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Alignment of the parts of an exchange, in bytes.
 const ALIGN: u64 = 256;
 
-/// A router that leaves some slots to the processor.
+/// A router that leaves some slots to the CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuRouter {
     /// The [`Op::Group`] that lists its slots.
@@ -18,7 +18,7 @@ pub struct CpuRouter {
     pub combine: NodeId,
     /// Those slots.
     pub slots: CpuSlots,
-    /// The tiles of the first products of its experts that the processor can compute, as indices into [`Placement::tiles`].
+    /// The tiles of the first products of its experts that the CPU can compute, as indices into [`Placement::tiles`].
     pub up: Vec<usize>,
     /// The same of their last products.
     pub down: Vec<usize>,
@@ -41,7 +41,7 @@ impl CpuRouter {
         })
     }
 
-    /// Mean bytes that the processor reads in a pass of `rows` rows, if all experts are equally likely.
+    /// Mean bytes that the CPU reads in a pass of `rows` rows, if all experts are equally likely.
     pub(crate) fn expected_bytes(&self, rows: u64) -> f64 {
         let all: u64 = self.bytes.iter().sum();
         let CpuSlots { top_k, first, .. } = self.slots;
@@ -51,7 +51,7 @@ impl CpuRouter {
     }
 }
 
-/// Parts of host memory through which the processor gets its inputs, and gives its results.
+/// Parts of host memory through which the CPU gets its inputs, and gives its results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuExchange<T> {
     /// f32: rows that products multiply.
@@ -64,7 +64,7 @@ pub struct CpuExchange<T> {
     pub act: T,
     /// u32 `[slots]`: the expert of each slot.
     pub ids: T,
-    /// u32 `[slots]`: the slots of the processor, by expert.
+    /// u32 `[slots]`: the slots of the CPU, by expert.
     pub order: T,
     /// u32 `[routers, experts + 1]`: where each expert's begin.
     pub starts: T,
@@ -86,7 +86,7 @@ impl<T> CpuExchange<T> {
 }
 
 impl CpuExchange<u64> {
-    /// The bytes of the parts that products and routers on the processor need, in passes of up to `most_rows` rows.
+    /// The bytes of the parts that products and routers on the CPU need, in passes of up to `most_rows` rows.
     pub(crate) fn new(graph: &Graph, placement: &Placement, most_rows: u64) -> Self {
         let rows = most_rows.min(Placement::CPU_ROWS);
         let mut bytes = CpuExchange::<u64>::default();
@@ -98,9 +98,10 @@ impl CpuExchange<u64> {
         }
         for router in &placement.cpu_routers {
             let slots = rows * u64::from(router.slots.top_k);
-            let [hidden, inner] = graph.value(placement.tiles[router.down[0]].tile.parts[0].value).matrix();
-            bytes.x = bytes.x.max(4 * rows * hidden);
-            bytes.out = bytes.out.max(4 * slots * hidden);
+            let [up, down] = [&router.up, &router.down].map(|tiles| &placement.tiles[tiles[0]].tile.parts[0]);
+            let [[_, k], [n, inner]] = [up, down].map(|weight| graph.value(weight.value).matrix());
+            bytes.x = bytes.x.max(4 * rows * k);
+            bytes.out = bytes.out.max(4 * slots * n);
             bytes.up = bytes.up.max(8 * slots * inner);
             bytes.act = bytes.act.max(4 * slots * inner);
             bytes.ids = bytes.ids.max(4 * slots);
@@ -128,7 +129,7 @@ impl CpuExchange<u64> {
     }
 }
 
-/// By chunk: whether the processor computes its products in passes of few rows. These are `share` of the bytes that are not
+/// By chunk: whether the CPU computes its products in passes of few rows. These are `share` of the bytes that are not
 /// resident and that every pass uses, spread evenly.
 pub(crate) fn choose_on_cpu(chunks: &[Chunk], resident: &[bool], share: f64) -> Vec<bool> {
     let (mut seen, mut chosen) = (0u64, 0u64);
@@ -144,7 +145,7 @@ pub(crate) fn choose_on_cpu(chunks: &[Chunk], resident: &[bool], share: f64) -> 
     each.collect()
 }
 
-/// The routers that leave slots to the processor: of each row's choices the last ones, `share` of them to the nearest whole
+/// The routers that leave slots to the CPU: of each row's choices the last ones, `share` of them to the nearest whole
 /// number. It computes a run of experts with no resident part.
 pub(crate) fn choose_routers(
     graph: &Graph,

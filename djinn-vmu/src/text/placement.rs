@@ -20,22 +20,22 @@ pub struct Placement {
     pub slots: Vec<Option<u32>>,
     /// By chunk: an earlier one with the same weights and the same kind of place, if layers share weights. The host
     /// keeps such chunks once; on the device each layer has its own.
-    pub twins: Vec<Option<ChunkId>>,
+    pub same_as: Vec<Option<ChunkId>>,
     /// The ring: one slot for each streamed chunk, in order of use.
     pub ring: CyclicLayout,
     /// Whether a copy begins only when its chunk is needed.
     pub blocking_copies: bool,
     /// Gathered tables that belong to no tile. They stay in host memory, and single rows are read from there.
     pub host_tables: Vec<ValueId>,
-    /// By chunk: whether it is streamed in passes of many rows only. In others the processor computes its products, and
+    /// By chunk: whether it is streamed in passes of many rows only. In others the CPU computes its products, and
     /// other operations read it, where it lies in host memory.
     pub on_cpu: Vec<bool>,
-    /// Routers that leave slots of their experts to the processor in such passes, in order of use.
+    /// Routers that leave slots of their experts to the CPU in such passes, in order of use.
     pub cpu_routers: Vec<CpuRouter>,
 }
 
 impl Placement {
-    /// The most rows of a pass in which the processor computes: its time grows with the rows, that of copies does not.
+    /// The most rows of a pass in which the CPU computes: its time grows with the rows, that of copies does not.
     pub const CPU_ROWS: u64 = 8;
 
     /// Whether a pass of `rows` rows uses a chunk in host memory.
@@ -43,7 +43,7 @@ impl Placement {
         rows <= Self::CPU_ROWS && self.on_cpu[chunk.0 as usize]
     }
 
-    /// Whether the processor computes in passes of few rows.
+    /// Whether the CPU computes in passes of few rows.
     pub fn uses_cpu(&self) -> bool {
         self.on_cpu.contains(&true) || !self.cpu_routers.is_empty()
     }
@@ -104,7 +104,7 @@ impl Placement {
 
     /// Bytes that streamed chunks take on the host.
     pub fn host_bytes(&self) -> u64 {
-        let own = self.streamed().filter(|chunk| self.twins[chunk.0 as usize].is_none());
+        let own = self.streamed().filter(|chunk| self.same_as[chunk.0 as usize].is_none());
         own.map(|chunk| self.chunks[chunk.0 as usize].bytes).sum()
     }
 
@@ -126,7 +126,7 @@ impl Placement {
 
 /// The resident chunks within `budget` bytes: first as many bytes as possible of those that every pass uses, then
 /// experts' chunks. Streamed chunks are spread evenly between them, so that each copy has computation to hide behind. With
-/// `whole_routers` all experts of a router stay together, as far as the budget goes, since the processor computes an expert
+/// `whole_routers` all experts of a router stay together, as far as the budget goes, since the CPU computes an expert
 /// only if no part of it is resident.
 pub(crate) fn choose_resident(chunks: &[Chunk], budget: u64, whole_routers: bool) -> Vec<bool> {
     let (mut always, mut perhaps) = (Vec::new(), BTreeMap::<(NodeId, usize), Vec<usize>>::new());
@@ -172,7 +172,7 @@ fn spread(chunks: &[Chunk], among: &[Vec<usize>], budget: u64, resident: &mut [b
 }
 
 /// By chunk: the first one with the same weights and the same kind of place, if that is another one.
-pub(crate) fn twins(tiles: &[PlacedTile], chunks: &[Chunk], resident: &[bool]) -> Vec<Option<ChunkId>> {
+pub(crate) fn same_chunks(tiles: &[PlacedTile], chunks: &[Chunk], resident: &[bool]) -> Vec<Option<ChunkId>> {
     let mut first = HashMap::new();
     let each = chunks.iter().zip(resident).enumerate();
     each.map(|(index, (chunk, resident))| {

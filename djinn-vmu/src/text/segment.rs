@@ -27,13 +27,13 @@ pub struct TextSegment {
     pub streamer: Streamer,
     /// In order of use, streamed ones in the ring.
     tiles: Vec<LoadedTile>,
-    /// The same for passes that leave some chunks to the processor, if any do.
+    /// The same for passes that leave some chunks to the CPU, if any do.
     tiles_beside_cpu: Option<Vec<LoadedTile>>,
-    /// The same in host memory, as the processor reads experts, if it computes any.
+    /// The same in host memory, as the CPU reads experts, if it computes any.
     tiles_of_cpu: Vec<LoadedTile>,
-    /// Through which the processor gets its inputs, and gives its results, if it computes anything.
+    /// Through which the CPU gets its inputs, and gives its results, if it computes anything.
     cpu_exchange: Option<CpuExchange<Span>>,
-    /// Routers that leave slots to the processor, each with its part of the exchange.
+    /// Routers that leave slots to the CPU, each with its part of the exchange.
     cpu_routers: Vec<(CpuRouter, CpuExchange<Span>)>,
     /// Gathered tables, with the places of their rows.
     tables: Vec<(ValueId, Vec<LoadedTile>)>,
@@ -152,7 +152,7 @@ impl TextSegment {
 
     /// Every tile in order of use, as the pass under way reads it. Those of a streamed chunk may be read between its
     /// [`acquire`](Streamer::acquire) and its [`release`](Streamer::release), by work on the stream named there. Products
-    /// with tiles in host memory are for the processor.
+    /// with tiles in host memory are for the CPU.
     pub fn tiles(&self) -> &[LoadedTile] {
         match &self.tiles_beside_cpu {
             Some(tiles) if self.streamer.uses_cpu() => tiles,
@@ -160,29 +160,29 @@ impl TextSegment {
         }
     }
 
-    /// Host memory for the inputs and for the results of products on the processor, each large enough for any one of them.
+    /// Host memory for the inputs and for the results of products on the CPU, each large enough for any one of them.
     ///
     /// # Panics
     /// If no pass has such products.
     pub fn cpu_exchange(&self) -> [Span; 2] {
-        let CpuExchange { x, out, .. } = self.cpu_exchange.expect("planned with products on the processor");
+        let CpuExchange { x, out, .. } = self.cpu_exchange.expect("planned with products on the CPU");
         [x, out]
     }
 
     /// The router whose [`Op::Group`](djinn_srg::Op::Group) or [`Op::Combine`](djinn_srg::Op::Combine) is `node`, with its host
-    /// memory, if the pass under way leaves slots of it to the processor.
+    /// memory, if the pass under way leaves slots of it to the CPU.
     pub fn cpu_router(&self, node: NodeId) -> Option<(&CpuRouter, CpuExchange<Span>)> {
         let of_node = |(router, _): &&(CpuRouter, _)| router.group == node || router.combine == node;
         let found = self.cpu_routers.iter().find(of_node).filter(|_| self.streamer.uses_cpu());
         found.map(|(router, exchange)| (router, *exchange))
     }
 
-    /// Every tile in order of use, where the processor reads it. Those of its experts lie in host memory.
+    /// Every tile in order of use, where the CPU reads it. Those of its experts lie in host memory.
     ///
     /// # Panics
-    /// If no router leaves slots to the processor.
+    /// If no router leaves slots to the CPU.
     pub fn tiles_of_cpu(&self) -> &[LoadedTile] {
-        assert!(!self.cpu_routers.is_empty(), "the processor computes no experts");
+        assert!(!self.cpu_routers.is_empty(), "the CPU computes no experts");
         &self.tiles_of_cpu
     }
 

@@ -75,7 +75,7 @@ pub struct Streamer {
     /// Checksums of the pass.
     check: Option<Mirror>,
     choices: Choices,
-    /// By router that leaves slots to the processor: where those of each expert that it can compute begin, u32 in host memory,
+    /// By router that leaves slots to the CPU: where those of each expert that it can compute begin, u32 in host memory,
     /// and the bytes of each.
     cpu_routers: Vec<(Span, Vec<u64>)>,
     /// Copies enqueued.
@@ -88,7 +88,7 @@ pub struct Streamer {
     waited: u64,
     /// Passes ended.
     passes: u64,
-    /// Whether the pass under way leaves weights to the processor; `None` between passes.
+    /// Whether the pass under way leaves weights to the CPU; `None` between passes.
     uses_cpu: Option<bool>,
     /// The same of the latest ended pass.
     used_cpu: bool,
@@ -152,18 +152,27 @@ impl Streamer {
         self.uses_cpu = Some(rows <= Placement::CPU_ROWS && !device_alone);
     }
 
-    /// Whether the pass under way leaves weights to the processor, if the plan does.
+    /// Whether the pass under way leaves weights to the CPU, if the plan does.
     pub(crate) fn uses_cpu(&self) -> bool {
         self.uses_cpu == Some(true)
     }
 
     /// Goes on with copies that had to wait for the pass to begin. Call it before the pass's first use.
+    ///
+    /// # Errors
+    /// The device's failures.
     pub fn resume<D: Ops>(&mut self, device: &D) -> Result<()> {
         self.prefetch(device)
     }
 
     /// Lets work on `compute` between this call and [`release`](Self::release) read a streamed chunk. Chunks must be
     /// acquired in order of use, once in each pass, one at a time.
+    ///
+    /// # Errors
+    /// The device's failures.
+    ///
+    /// # Panics
+    /// If `chunk` is not the next one, if another is held, or if its router was not [announced](Self::routed).
     pub fn acquire<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
         let slot = self.expect_next(chunk, self.acquired);
         assert!(self.acquired == self.released, "slot {slot} is acquired while another is held");
@@ -203,6 +212,12 @@ impl Streamer {
     }
 
     /// Ends the use of the chunk: its bytes may be overwritten after the work enqueued on `compute` so far.
+    ///
+    /// # Errors
+    /// The device's failures.
+    ///
+    /// # Panics
+    /// If `chunk` is not the one that is acquired.
     pub fn release<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
         let slot = self.expect_next(chunk, self.released);
         assert!(self.released < self.acquired, "slot {slot} is released but not acquired");
@@ -223,6 +238,9 @@ impl Streamer {
     /// the first slot of each expert, kept until its last use. Copies of these experts' chunks wait for it on the
     /// device, and move only what it needs. Call it once for each router in each pass, before a chunk of its experts
     /// is acquired.
+    ///
+    /// # Errors
+    /// The device's failures.
     pub fn routed<D: Ops>(&mut self, device: &D, compute: Stream, group: NodeId, starts: Span) -> Result<()> {
         let when_needed = self.slots.iter().any(|slot| slot.copy.when_needed);
         self.choices.announce(device, compute, group, starts, self.released, when_needed)?;
@@ -258,6 +276,12 @@ impl Streamer {
     }
 
     /// Ends a pass whose work on `compute` is done: verifies checksums and returns its statistics.
+    ///
+    /// # Errors
+    /// The device's failures, and chunks that were not what they should be, in check mode.
+    ///
+    /// # Panics
+    /// If a chunk was not released.
     pub fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
         let slots = self.slots.len() as u64;
         let pass = self.passes;
@@ -288,7 +312,7 @@ impl Streamer {
         Ok(stats)
     }
 
-    /// Bytes of the experts that the processor computed in the latest ended pass.
+    /// Bytes of the experts that the CPU computed in the latest ended pass.
     fn cpu_bytes_of_experts<D: Device>(&self, device: &D) -> u64 {
         let routers = self.cpu_routers.iter().filter(|_| self.used_cpu);
         let bytes = routers.map(|(starts, bytes)| {

@@ -4,7 +4,7 @@
 use crate::kernels::simd::{MAX_LANES, Portable, Simd};
 use half::f16;
 
-/// The floats and 32-bit integers of one [`Simd`], and products of the bytes in them. A value proves that the processor
+/// The floats and 32-bit integers of one [`Simd`], and products of the bytes in them. A value proves that the CPU
 /// has the instructions.
 pub(crate) trait Integers: Copy + Send + Sync + 'static {
     /// Vectors of as many lanes.

@@ -33,7 +33,7 @@ macro_rules! with_integers {
 }
 
 impl ByteIsa {
-    /// All that this processor has, best first.
+    /// All that this CPU has, best first.
     pub(crate) fn available() -> Vec<ByteIsa> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]

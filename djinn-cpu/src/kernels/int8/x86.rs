@@ -1,5 +1,5 @@
 //! Products of bytes by the instructions of x86.
-#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the processor has it")]
+#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the CPU has it")]
 
 use super::bytes::{ByteKernel, Integers};
 use crate::kernels::simd::{Avx2, Avx512, MAX_LANES};
@@ -97,19 +97,19 @@ macro_rules! x86_bytes {
 }
 
 x86_bytes! {
-    /// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI.
+    /// Proof that the CPU has AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni: Avx512 with "avx512vnni", all "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni";
     __m512i and __m512, tiles of 12 rows;
     dot::<NARROW>(sums, a, b) = _mm512_dpbusd_epi32(sums, a, b);
     _mm512_xor_si512, _mm512_set1_epi8, look_up_512, halves_512, columns_512, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_fmadd_ps, 16;
 
-    /// Proof that the processor has AVX2, FMA, F16C and AVX-VNNI.
+    /// Proof that the CPU has AVX2, FMA, F16C and AVX-VNNI.
     AvxVnni: Avx2 with "avxvnni", all "avx2,fma,f16c,avxvnni";
     __m256i and __m256, tiles of 4 rows;
     dot::<NARROW>(sums, a, b) = _mm256_dpbusd_avx_epi32(sums, a, b);
     _mm256_xor_si256, _mm256_set1_epi8, look_up_256, halves_256, columns_256, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_fmadd_ps, 8;
 
-    /// Proof that the processor has AVX2, FMA and F16C.
+    /// Proof that the CPU has AVX2, FMA and F16C.
     Avx2Bytes: Avx2 with "avx2", all "avx2,fma,f16c";
     __m256i and __m256, tiles of 4 rows;
     dot::<NARROW>(sums, a, b) = dot_256::<NARROW>(sums, a, b);

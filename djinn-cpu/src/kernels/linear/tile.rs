@@ -14,7 +14,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// With so few vector registers, weights are widened once for all tiles, not in each: there the processor has too little time
+/// With so few vector registers, weights are widened once for all tiles, not in each: there the CPU has too little time
 /// beside the products.
 const FEW_REGISTERS: usize = 16;
 /// Widened elements of a tile's weight rows: half of a first-level cache of 32 KiB.
@@ -120,7 +120,7 @@ impl<W: Element, const ROWS: usize> Kernel for Tiles<'_, W, ROWS> {
         if ROWS > S::TILE_ROWS {
             unreachable!("a tile of {ROWS} rows");
         }
-        // Weights that come from memory are read in the order in which they lie there: the processor's
+        // Weights that come from memory are read in the order in which they lie there: the CPU's
         // prefetcher keeps up with one stream, but not with several short ones. Decoded rows come from a cache.
         let groups = if self.block.stream && self.block.weight.are_in_place() {
             0

@@ -1,12 +1,12 @@
 //! [`Simd`](super::Simd) on AVX2 with FMA and F16C: 8 lanes.
-#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the processor has it")]
+#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the CPU has it")]
 
 use super::x86::x86_vectors;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 x86_vectors! {
-    /// Proof that the processor has AVX2, FMA and F16C.
+    /// Proof that the CPU has AVX2, FMA and F16C.
     Avx2: __m256 and __m256i of 8 lanes, 16 registers, tiles of 2 vectors or 3 rows, with ["avx2", "fma", "f16c"] = "avx2,fma,f16c";
     safe {
         splat(x: f32) -> __m256 = _mm256_set1_ps(x);

@@ -1,12 +1,12 @@
 //! [`Simd`](super::Simd) on AVX-512 (F, BW, DQ, VL): 16 lanes.
-#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the processor has it")]
+#![allow(unsafe_code, reason = "vector instructions; each needs the proof that the CPU has it")]
 
 use super::x86::x86_vectors;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 x86_vectors! {
-    /// Proof that the processor has AVX-512 F, BW, DQ and VL.
+    /// Proof that the CPU has AVX-512 F, BW, DQ and VL.
     Avx512: __m512 and __m512i of 16 lanes, 32 registers, tiles of 4 vectors or 5 rows, with ["avx512f", "avx512bw", "avx512dq", "avx512vl"] = "avx512f,avx512bw,avx512dq,avx512vl";
     safe {
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);

@@ -1,4 +1,4 @@
-//! What the instruction sets of x86 share: a proof that the processor has one, and [`Simd`](super::Simd) by its
+//! What the instruction sets of x86 share: a proof that the CPU has one, and [`Simd`](super::Simd) by its
 //! instructions.
 
 /// Defines a proof, and its methods as calls of functions that have the instructions enabled.

@@ -145,7 +145,8 @@ fn touch(bytes: &mut [u8]) {
     });
 }
 
-/// What the system can still give, so that a request beyond it is refused and not punished.
+/// What the machine can still give, so that a request beyond it is refused and not punished. It does not know a container's
+/// limit, for which there is [`CudaConfig::ram`](crate::CudaConfig::ram).
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,4 +1,4 @@
-//! Checks of [`Ops::linear_on_cpu`] and [`Ops::experts_on_cpu`], on devices that have the processor's help.
+//! Checks of [`Ops::linear_on_cpu`] and [`Ops::experts_on_cpu`], on devices that have the CPU's help.
 
 use super::encoded::Matrix;
 use super::rig::{DTYPES, Rig, same_bits};
@@ -88,7 +88,7 @@ pub(super) fn matches_the_reference<D: Ops>(rig: &mut Rig<D>) {
             let case = Case::new(rig, &matrix, &x);
             rig.enqueued(case.enqueue(&rig.device, rig.stream));
             case.expect(rig);
-            rig.matches(&format!("{rows} rows {}", matrix.name("on the processor,")), matrix.stored());
+            rig.matches(&format!("{rows} rows {}", matrix.name("on the CPU,")), matrix.stored());
         }
     }
 }
@@ -108,7 +108,7 @@ pub(super) fn is_batch_invariant<D: Ops>(rig: &mut Rig<D>) {
         for rows in [0..1, 7..8, 2..5] {
             let part = of(rig, rows.clone());
             same_bits(
-                &format!("rows {rows:?} {}", matrix.name("on the processor,")),
+                &format!("rows {rows:?} {}", matrix.name("on the CPU,")),
                 &part,
                 &all[rows.start * N..rows.end * N],
             );
@@ -135,102 +135,132 @@ pub(super) fn is_replayed<D: Ops>(rig: &mut Rig<D>) {
             rig.enqueued(rig.device.replay(capture));
             case.expect(rig);
         }
-        rig.matches(&format!("replayed {}", matrix.name("on the processor,")), matrix.stored());
+        rig.matches(&format!("replayed {}", matrix.name("on the CPU,")), matrix.stored());
         rig.device.free_capture(capture);
     }
 }
 
-/// Experts' blocks in host memory, in turn with a product there: once, and replayed. An expert's weights have two tiles.
+/// Experts' blocks in host memory, with what goes there before them and comes back after, in turn with a product there.
+struct ExpertsCase {
+    x: Span,
+    host_x: Span,
+    group: Group,
+    work: CpuExperts,
+    y: Span,
+    out: Span,
+    product: Case,
+}
+
+impl ExpertsCase {
+    const EXPERTS: usize = 5;
+    const HIDDEN: usize = 64;
+    const INNER: usize = 96;
+
+    fn new<D: Ops>(rig: &mut Rig<D>, [rows, top_k]: [usize; 2]) -> Self {
+        let (slots, experts, hidden, inner) = (rows * top_k, Self::EXPERTS, Self::HIDDEN, Self::INNER);
+        let host = |rig: &mut Rig<D>, words: usize| rig.upload_to(Space::Host, vec![0xff; 4 * words]);
+        let ids = rig.random.indices(slots, experts);
+        let ids = rig.upload(&ids);
+        let (order, starts) = (host(rig, slots), host(rig, experts + 1));
+        // All slots, so that a row's are of one expert at times.
+        let (cpu, of_cpu) = (CpuSlots::NONE, false);
+        let group = Group { ids, order, starts, experts: experts as u32, slots: slots as u32, cpu, of_cpu };
+        let x = rig.random.floats(rows * hidden);
+        let (x, host_x) = (rig.upload(&x), host(rig, rows * hidden));
+        let [up, act, y] = [2 * inner, inner, hidden].map(|width| host(rig, slots * width));
+        let of =
+            |x, out, slots_per_row| Products { x, out, slots_per_row, order, starts, slots: slots as u32 };
+        let work = CpuExperts {
+            up: of(host_x, up, top_k as u32).random(rig, [hidden, 2 * inner]),
+            act: SiluMul { x: up, out: act, width: inner as u32, rows: slots as u32, read_by: None },
+            down: of(act, y, 1).random(rig, [inner, hidden]),
+        };
+        work.check();
+        let matrix = Matrix::plain(rig, DType::BF16, [N, 256]);
+        let of_product = rig.random.floats(rows * 256);
+        let product = Case::new(rig, &matrix, &of_product);
+        ExpertsCase { x, host_x, group, work, y, out: rig.blank_f32(slots * hidden), product }
+    }
+
+    fn enqueue<D: Ops>(&self, device: &D, stream: Stream) -> Result<()> {
+        device.copy_promptly(stream, self.x, self.host_x)?;
+        device.group(stream, &self.group)?;
+        device.experts_on_cpu(stream, &self.work)?;
+        device.fill(stream, self.out, 0xff)?;
+        device.await_cpu(stream)?;
+        device.copy_promptly(stream, self.y, self.out)?;
+        self.product.enqueue(device, stream)
+    }
+
+    fn expect<D: Ops>(&self, rig: &mut Rig<D>) {
+        rig.expect_copy(self.x, self.host_x);
+        rig.expect(self.group);
+        self.work.up.iter().for_each(|&product| rig.expect(product));
+        rig.expect(self.work.act);
+        self.work.down.iter().for_each(|&product| rig.expect(product));
+        rig.expect_copy(self.y, self.out);
+        self.product.expect(rig);
+    }
+}
+
+/// Products of all experts of a case.
+struct Products {
+    x: Span,
+    out: Span,
+    slots_per_row: u32,
+    order: Span,
+    starts: Span,
+    slots: u32,
+}
+
+impl Products {
+    /// With random weights, each in two tiles.
+    fn random<D: Ops>(self, rig: &mut Rig<D>, [k, out_width]: [usize; 2]) -> Vec<ExpertLinear> {
+        let Products { x, out, slots_per_row, order, starts, slots } = self;
+        let parts = [(0, out_width / 4), (out_width / 4, out_width)];
+        let tiles = (0..ExpertsCase::EXPERTS).flat_map(|expert| parts.map(|part| (expert, part)));
+        let mut product = |(expert, (first, end)): (usize, (usize, usize))| {
+            let weight = encode(&rig.random.floats((end - first) * k), DType::BF16);
+            ExpertLinear {
+                x,
+                weight: Weight::plain(rig.upload_to(Space::Host, weight), DType::BF16),
+                order,
+                starts,
+                out,
+                k: k as u32,
+                n: (end - first) as u32,
+                out_width: out_width as u32,
+                out_column: first as u32,
+                expert: expert as u32,
+                slots_per_row,
+                slots,
+            }
+        };
+        tiles.map(&mut product).collect()
+    }
+}
+
+/// Experts' blocks give what the reference does: once, and replayed.
 pub(super) fn experts_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
     if !rig.device.info().cpu_products {
         return;
     }
-    let (experts, hidden, inner) = (5, 64, 96);
-    for captured in [false, rig.device.info().captures] {
-        for [rows, top_k] in [[1, 2], [3, 2], [8, 3]] {
-            let slots = rows * top_k;
-            let host = |rig: &mut Rig<D>, words: usize| rig.upload_to(Space::Host, vec![0xff; 4 * words]);
-            let ids = rig.random.indices(slots, experts);
-            let ids = rig.upload(&ids);
-            let (order, starts) = (host(rig, slots), host(rig, experts + 1));
-            // All slots, so that a row's are of one expert at times.
-            let group = Group {
-                ids,
-                order,
-                starts,
-                experts: experts as u32,
-                slots: slots as u32,
-                cpu: CpuSlots::NONE,
-                of_cpu: false,
-            };
-            let x = rig.random.floats(rows * hidden);
-            let (x, host_x) = (rig.upload(&x), host(rig, rows * hidden));
-            let [up, act, y] = [2 * inner, inner, hidden].map(|width| host(rig, slots * width));
-            let products = |rig: &mut Rig<D>,
-                            [x, out]: [Span; 2],
-                            [k, n]: [usize; 2],
-                            slots_per_row: usize| {
-                let mut products = Vec::new();
-                for (expert, out_column) in (0..experts).flat_map(|expert| [(expert, 0), (expert, n / 4)]) {
-                    let n_of = if out_column == 0 { n / 4 } else { n - n / 4 };
-                    let weight = rig.random.floats(n_of * k);
-                    let weight =
-                        Weight::plain(rig.upload_to(Space::Host, encode(&weight, DType::BF16)), DType::BF16);
-                    products.push(ExpertLinear {
-                        x,
-                        weight,
-                        order,
-                        starts,
-                        out,
-                        k: k as u32,
-                        n: n_of as u32,
-                        out_width: n as u32,
-                        out_column: out_column as u32,
-                        expert: expert as u32,
-                        slots_per_row: slots_per_row as u32,
-                        slots: slots as u32,
-                    });
-                }
-                products
-            };
-            let work = CpuExperts {
-                up: products(rig, [host_x, up], [hidden, 2 * inner], top_k),
-                act: SiluMul { x: up, out: act, width: inner as u32, rows: slots as u32, read_by: None },
-                down: products(rig, [act, y], [inner, hidden], 1),
-            };
-            work.check();
-            let matrix = Matrix::plain(rig, DType::BF16, [N, 256]);
-            let of_product = rig.random.floats(rows * 256);
-            let product = Case::new(rig, &matrix, &of_product);
-            let out = rig.blank_f32(slots * hidden);
+    for shape @ [rows, top_k] in [[1, 2], [3, 2], [8, 3]] {
+        for replays in 0..=2 * usize::from(rig.device.info().captures) {
+            let case = ExpertsCase::new(rig, shape);
             let (device, stream) = (&rig.device, rig.stream);
-            let enqueue = || -> Result<()> {
-                device.copy_promptly(stream, x, host_x)?;
-                device.group(stream, &group)?;
-                device.experts_on_cpu(stream, &work)?;
-                device.fill(stream, out, 0xff)?;
-                device.await_cpu(stream)?;
-                device.copy_promptly(stream, y, out)?;
-                product.enqueue(device, stream)
-            };
-            if captured {
-                let capture: Result<Capture> = device.capture(&[stream], enqueue);
+            if replays == 0 {
+                rig.enqueued(case.enqueue(device, stream));
+            } else {
+                let capture: Result<Capture> = device.capture(&[stream], || case.enqueue(device, stream));
                 let capture = capture.expect("room for a capture");
-                (0..2).for_each(|_| rig.enqueued(device.replay(capture)));
+                (0..replays).for_each(|_| rig.enqueued(device.replay(capture)));
                 device.sync(stream).expect("no failure");
                 device.free_capture(capture);
-            } else {
-                rig.enqueued(enqueue());
             }
-            rig.expect_copy(x, host_x);
-            rig.expect(group);
-            work.up.iter().for_each(|&product| rig.expect(product));
-            rig.expect(work.act);
-            work.down.iter().for_each(|&product| rig.expect(product));
-            rig.expect_copy(y, out);
-            product.expect(rig);
-            rig.compare(product.out, "a product after experts", DType::BF16);
-            rig.matches_in(out, &format!("{rows}x{top_k} slots on the processor"), DType::BF16);
+            case.expect(rig);
+            rig.compare(case.product.out, "a product after experts", DType::BF16);
+            rig.matches_in(case.out, &format!("{rows}x{top_k} slots on the CPU"), DType::BF16);
         }
     }
 }

@@ -126,7 +126,7 @@ pub(super) fn group<D: Ops>(rig: &mut Rig<D>, ids: Span, experts: usize) -> Grou
     Group { ids, order, starts, experts: experts as u32, slots: (ids.len() / 4) as u32, cpu, of_cpu }
 }
 
-/// Slots of the processor, which can compute some of the experts.
+/// Slots of the CPU, which can compute some of the experts.
 fn cpu_slots([top_k, first]: [usize; 2], experts: usize) -> CpuSlots {
     let [top_k, first, begin, end] = [top_k, first, experts / 3, experts - experts / 4].map(|n| n as u32);
     CpuSlots { top_k, first, begin, end }
@@ -147,8 +147,8 @@ pub(super) fn groups_slots_by_expert<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
-/// The slots of the device and those of the processor, which go to host memory.
-pub(super) fn groups_leave_slots_to_the_processor<D: Ops>(rig: &mut Rig<D>) {
+/// The slots of the device and those of the CPU, which go to host memory.
+pub(super) fn groups_leave_slots_to_the_cpu<D: Ops>(rig: &mut Rig<D>) {
     for experts in [1_usize, 8, 255, 1024] {
         for [rows, top_k, first] in [[1, 2, 1], [8, 8, 4], [3, 4, 0], [5, 16, 15], [301, 3, 2], [2, 2, 2]] {
             let ids = rig.random.indices(rows * top_k, experts);
@@ -191,7 +191,7 @@ pub(super) fn combines<D: Ops>(rig: &mut Rig<D>) {
 }
 
 /// Some slots come from host memory, and what the device has for them is not read.
-pub(super) fn combines_slots_of_the_processor<D: Ops>(rig: &mut Rig<D>) {
+pub(super) fn combines_slots_of_the_cpu<D: Ops>(rig: &mut Rig<D>) {
     for [rows, top_k, first, width] in
         [[1, 2, 1, 64], [8, 8, 4, 2048], [3, 4, 0, 577], [5, 2, 1, 1028], [2, 2, 2, 17]]
     {

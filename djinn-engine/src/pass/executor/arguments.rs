@@ -9,7 +9,7 @@ use djinn_vmu::{Launch, LoadedTile};
 use std::mem;
 use std::ops::Range;
 
-/// Whether the processor computes the products with these tiles.
+/// Whether the CPU computes the products with these tiles.
 pub(super) fn is_in_host_memory(tiles: &[LoadedTile]) -> bool {
     tiles.iter().any(|tile| tile.parts[0].span.buffer().space() == Space::Host)
 }

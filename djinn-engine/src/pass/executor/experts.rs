@@ -1,4 +1,4 @@
-//! A mixture of experts: its choice, the products of the slots, and their sum. The processor computes some of the slots.
+//! A mixture of experts: its choice, the products of the slots, and their sum. The CPU computes some of the slots.
 
 use super::Executor;
 use crate::Result;
@@ -59,7 +59,7 @@ impl<D: Ops> Executor<'_, D> {
         Group { ids, order, starts, experts, slots, cpu, of_cpu: false }
     }
 
-    /// Lets the processor begin with the slots that `group` has left to it, if any. Call it once copies of experts' weights
+    /// Lets the CPU begin with the slots that `group` has left to it, if any. Call it once copies of experts' weights
     /// can begin.
     pub(super) fn begin_experts_on_cpu(&self, group: NodeId, slots: u32) -> Result<()> {
         let Some((router, exchange)) = self.text.cpu_router(group) else { return Ok(()) };
@@ -69,12 +69,12 @@ impl<D: Ops> Executor<'_, D> {
             |span: Span, rows: u32, width: u32| span.slice(0, 4 * u64::from(rows) * u64::from(width));
         let [up, down] = [&router.up, &router.down].map(|tiles| self.placement.tiles[tiles[0]].tile.node);
         let [up, down] = [up, down].map(|node| self.graph.node(node));
-        let [hidden, inner] = [up, down].map(|node| self.width(node.inputs[0]));
+        let [k, inner] = [up, down].map(|node| self.width(node.inputs[0]));
         let [ids, order] = [exchange.ids, exchange.order].map(|span| floats(span, slots, 1));
-        let x = floats(exchange.x, rows, hidden);
+        let x = floats(exchange.x, rows, k);
         let both = floats(exchange.up, slots, 2 * inner);
         let act = floats(exchange.act, slots, inner);
-        let y = floats(exchange.out, slots, hidden);
+        let y = floats(exchange.out, slots, self.width(down.outputs[0]));
         let products = |tiles: &[usize], x: Span, out: Span| {
             let product = |&tile: &usize| {
                 let node = self.graph.node(self.placement.tiles[tile].tile.node);
@@ -98,7 +98,7 @@ impl<D: Ops> Executor<'_, D> {
         Ok(device.experts_on_cpu(compute, &experts)?)
     }
 
-    /// The sum of the slots, which waits for those of the processor.
+    /// The sum of the slots, which waits for those of the CPU.
     pub(super) fn combine(&self, id: NodeId, rows: u32) -> Result<()> {
         let node = self.graph.node(id);
         let &Op::Combine { top_k } = &node.op else { unreachable!("called for a sum of slots") };

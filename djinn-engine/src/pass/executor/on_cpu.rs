@@ -1,4 +1,4 @@
-//! Products that the processor computes where their weights lie.
+//! Products that the CPU computes where their weights lie.
 
 use super::Executor;
 use super::arguments::is_in_host_memory;

@@ -88,7 +88,7 @@ pub trait PoolModel<D: Ops> {
     fn loading(&self, done: u64, total: u64) -> ControlFlow<()>;
 
     /// Reports where it is.
-    fn is_at(&self, residence: Residence);
+    fn residence_changed(&self, residence: Residence);
 }
 
 /// Models on one runtime.
@@ -206,7 +206,7 @@ impl<D: Ops> Member<D> {
         let wait = RETRY_AFTER[self.failures.min(RETRY_AFTER.len() - 1)];
         self.failures += 1;
         // Clients see it before they are answered.
-        self.model.is_at(match self.worker {
+        self.model.residence_changed(match self.worker {
             Some(_) => Residence::Host,
             None => Residence::Unloaded(Some(why.clone())),
         });
@@ -287,7 +287,7 @@ impl<D: Ops> Pool<D> {
                     return Err(Error::Retired { why });
                 }
                 self.members[at].is_wanted = true;
-                self.members[at].model.is_at(Residence::Unloaded(None));
+                self.members[at].model.residence_changed(Residence::Unloaded(None));
             }
             at += 1;
         }
@@ -355,7 +355,7 @@ impl<D: Ops> Pool<D> {
         let member = &mut self.members[at];
         if let Some(worker) = &mut member.worker {
             worker.service.evict()?;
-            member.model.is_at(Residence::Host);
+            member.model.residence_changed(Residence::Host);
         }
         Ok(())
     }
@@ -370,7 +370,7 @@ impl<D: Ops> Pool<D> {
             }
             if failure.is_some() { ControlFlow::Break(()) } else { model.loading(done, total) }
         };
-        model.is_at(Residence::Loading);
+        model.residence_changed(Residence::Loading);
         let brought = match &mut member.worker {
             Some(worker) => worker.service.restore(model.source(), &mut progress).map_err(LoadError::from),
             None => model.load(&self.runtime, &mut progress).map(|mut service| {
@@ -401,14 +401,14 @@ impl<D: Ops> Pool<D> {
                 (member.is_wanted, member.needs_all, member.refused, member.failures) =
                     (false, false, None, 0);
                 (member.waits_since, member.used, member.is_held) = (None, Instant::now(), false);
-                model.is_at(Residence::Device);
+                model.residence_changed(Residence::Device);
                 member.go_on()?;
                 true
             }
             Err(LoadError::NoRoom) if !is_alone => {
                 member.needs_all = true;
                 let at = if member.worker.is_some() { Residence::Host } else { Residence::Unloaded(None) };
-                model.is_at(at);
+                model.residence_changed(at);
                 false
             }
             Err(LoadError::NoRoom) => {

@@ -26,7 +26,7 @@ proptest! {
     }
 
     #[test]
-    fn the_processor_gets_its_share_of_what_streams(sizes in prop::collection::vec((1u64..100, 0..3), 1..60),
+    fn the_cpu_gets_its_share_of_what_streams(sizes in prop::collection::vec((1u64..100, 0..3), 1..60),
                                                     share in 0.0..=1.0f64) {
         let condition = Condition { group: NodeId(0), expert: 0, experts: 8, top_k: 2 };
         let chunk = |&(bytes, kind): &(u64, i32)| chunk(bytes, (kind == 2).then_some(condition));

@@ -1,17 +1,17 @@
-//! The processor's products, for devices that compute elsewhere.
+//! The CPU's products, for devices that compute elsewhere.
 
 use super::data::{Linear, SiluMul};
 use super::element::{Elements, Matrix};
 use super::pool::Pool;
 use super::simd::Isa;
 use super::{Fast, threads_at_once};
-use djinn_device::{CpuLinear, HostLinear, Result};
+use djinn_device::{CpuOps, HostLinear, Result};
 use std::sync::Mutex;
 
 /// Products on the fast path of [`CpuDevice`](crate::CpuDevice), with the same bits.
-pub struct Processor(Fast);
+pub struct CpuKernels(Fast);
 
-impl Processor {
+impl CpuKernels {
     /// On `threads` threads, the calling one included; 0 for one fewer than the machine runs at once, since another one
     /// waits for the device. They stay awake for some milliseconds between products.
     ///
@@ -20,11 +20,11 @@ impl Processor {
     pub fn new(threads: usize) -> Result<Self> {
         let threads = if threads == 0 { threads_at_once().saturating_sub(1).max(1) } else { threads };
         let pool = Pool::patient(threads)?;
-        Ok(Processor(Fast { isa: Isa::detect(), int8: None, pool, packed: Mutex::default() }))
+        Ok(CpuKernels(Fast { isa: Isa::detect(), int8: None, pool, packed: Mutex::default() }))
     }
 }
 
-impl CpuLinear for Processor {
+impl CpuOps for CpuKernels {
     fn linears(&self, products: Vec<HostLinear<'_>>) {
         let linear = |HostLinear { x, weight, bias, out, k, n, out_width, out_column }| Linear {
             x,
