@@ -53,11 +53,20 @@ impl Pages {
         self.device.references(page)
     }
 
+    /// The number of tables that refer to a host page; 0 if it is free.
+    pub fn host_references(&self, page: u32) -> u32 {
+        self.host.references(page)
+    }
+
     /// Pages of the host that `swap_out` of `pages` pages would take.
     pub fn host_need(&self, table: &BlockTable, pages: u32) -> u32 {
-        let leaves = table.device.iter().take(pages as usize);
-        let held = |page: &&u32| self.twin(**page).is_some_and(|host| self.host.references(host) > 0);
-        leaves.filter(|page| !held(page)).count() as u32
+        self.host_lacks(table, pages).count() as u32
+    }
+
+    /// The device pages for which `swap_out` of `pages` pages would take pages of the host.
+    pub fn host_lacks(&self, table: &BlockTable, pages: u32) -> impl DoubleEndedIterator<Item = u32> {
+        let held = |page: &u32| self.twin(*page).is_some_and(|host| self.host.references(host) > 0);
+        table.device.iter().copied().take(pages as usize).filter(move |page| !held(page))
     }
 
     /// Whether a write to the page at `index` needs a copy first, since other tables refer to it.
@@ -148,6 +157,11 @@ impl Pages {
     /// Makes the first pages of a table on the device findable under `names`.
     pub fn publish(&mut self, table: &BlockTable, names: &[PageName]) {
         names.iter().zip(&table.device).for_each(|(name, page)| self.prefix.insert(*name, *page));
+    }
+
+    /// The host twins of a table's device pages.
+    pub fn copied(&self, table: &BlockTable) -> impl Iterator<Item = u32> {
+        table.device.iter().filter_map(|&device| self.twin(device))
     }
 
     /// The device twins of a table's host pages.

@@ -344,7 +344,11 @@ fn what_others_hold_is_copied_once_and_comes_back_once() {
     pages.end_copy(&mut first, true);
     assert_eq!((pages.device_free(), pages.host_free()), (4, 4));
     // Three pages of the second one have a copy on the host already.
-    assert_eq!(pages.host_need(&second, 4), 1);
+    assert_eq!(
+        (pages.host_need(&second, 4), pages.host_lacks(&second, 4).next()),
+        (1, Some(second.device()[3]))
+    );
+    assert_eq!(pages.copied(&second).map(|host| pages.host_references(host)).collect::<Vec<_>>(), [1; 3]);
     let way = pages.swap_out(&mut second, 4);
     assert_eq!((way.copies.len(), way.kept.len()), (1, 3));
     pages.end_copy(&mut second, true);

@@ -16,8 +16,8 @@ pub trait StateKeeper: fmt::Debug + Send {
     }
 
     /// What to do with a session on the device if the policy wants `wish`, or if other sessions demand its pages
-    /// (`pressing`). A swap takes `pages(context)` of `view.host_free`. If `pressing`, the answer `Keep` passes on to
-    /// the next candidate.
+    /// (`pressing`). A swap of `pages(context)` pages must [fit](View::fits_host). If `pressing`, the answer
+    /// `Keep` passes on to the next candidate.
     fn place(&self, view: &View<'_>, session: &Session, wish: Decision, pressing: bool) -> Decision;
 }
 
@@ -32,9 +32,9 @@ impl StateKeeper for SpillToHost {
 
     fn place(&self, view: &View<'_>, session: &Session, wish: Decision, pressing: bool) -> Decision {
         const GIVE_UP_AFTER: u32 = 3;
-        let fits = self.pages(view.state.capacity(), session.context) <= view.host_free;
+        let fits = || view.fits_host(session, self.pages(view.state.capacity(), session.context));
         match wish {
-            Decision::Swap if fits && session.failed_copies < GIVE_UP_AFTER => Decision::Swap,
+            Decision::Swap if session.failed_copies < GIVE_UP_AFTER && fits() => Decision::Swap,
             Decision::Swap if !pressing => Decision::Keep,
             Decision::Swap => Decision::Discard,
             other => other,

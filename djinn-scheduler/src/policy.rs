@@ -40,6 +40,16 @@ pub struct View<'a> {
     pub host_free: u32,
 }
 
+impl View<'_> {
+    /// Whether the host has room for the first `pages` device pages of a session. Pages that it holds already
+    /// need none.
+    pub fn fits_host(&self, session: &Session, pages: u32) -> bool {
+        let lacks = || self.state.pages().host_lacks(session.table(), pages);
+        // A session's own pages follow the shared ones.
+        pages <= self.host_free || lacks().rev().nth(self.host_free as usize).is_none()
+    }
+}
+
 /// What to do with the pages of a waiting session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

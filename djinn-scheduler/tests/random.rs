@@ -1,8 +1,8 @@
 //! Random events: no page is lost or made, no session hangs, and the same events give the same plans.
 
 use djinn_scheduler::{
-    Arrival, CopyOutcome, Outcome, PageName, Plan, Registry, Scheduler, SessionEvent, SessionId, Settings,
-    Signal, TurnEnd, conformance,
+    Arrival, Capacity, CopyOutcome, Outcome, PageName, Plan, Registry, Scheduler, Session, SessionEvent,
+    SessionId, Settings, Signal, TurnEnd, conformance, schedule,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -48,7 +48,12 @@ struct Machine {
 
 impl Machine {
     fn new(policy: &str) -> Self {
-        let (capacity, cost) = conformance::small_machine();
+        Self::with_host(policy, 64)
+    }
+
+    fn with_host(policy: &str, host_pages: u32) -> Self {
+        let (small, cost) = conformance::small_machine();
+        let capacity = Capacity { host_pages, ..small };
         let mut settings = Settings { policy: policy.to_owned(), ..Settings::default() };
         settings.rules.queue_timeout = Duration::from_secs(20);
         let scheduler = Registry::default().scheduler(&settings, capacity, cost).expect("known parts");
@@ -119,11 +124,30 @@ impl Machine {
         self.scheduler.state().audit();
     }
 
+    /// Checks that a plan copies only what the host has room for, and discards only what it has no room for.
+    fn check_moves(&self, plan: &Plan) {
+        let (state, cost) = (self.scheduler.state(), self.scheduler.parts().cost);
+        let session = |id| state.session(id).expect("a session that moves exists");
+        let need = |session: &Session| {
+            state.pages().host_need(session.table(), state.capacity().pages(session.context))
+        };
+        let taken: u32 = plan.swap_out.iter().map(|copy| need(session(copy.session))).sum();
+        for session in plan.discard.iter().map(|&id| session(id)) {
+            // Few tokens take longer to copy than to compute.
+            let cheap = cost.recompute(session.context) < cost.round_trip(session.device_pages()) / 4;
+            let full = taken + need(session) > state.host_free();
+            assert!(cheap || full || session.failed_copies >= 3, "{} fits the host: {plan:?}", session.id);
+        }
+    }
+
     /// Ends the step under way, or begins one.
     fn step(&mut self, end: u8, fail: bool) {
         self.now += Duration::from_millis(10);
         let Some(plan) = self.step.take() else {
+            let planned = schedule(self.scheduler.state(), self.scheduler.parts(), self.now);
+            self.check_moves(&planned);
             let plan = self.scheduler.schedule(self.now);
+            assert_eq!(plan.discard, planned.discard, "a copy that was planned finds no room");
             self.copying.extend(plan.swap_out.iter().chain(&plan.swap_in).map(|copy| copy.session));
             self.found += plan.grants.iter().map(|grant| grant.found).sum::<u64>();
             self.duplicates += plan.duplicates.len();
@@ -185,6 +209,18 @@ proptest! {
         let state = machine.scheduler.state();
         prop_assert_eq!((state.device_free(), state.host_free()), (64, 64));
         prop_assert_eq!(state.sessions().count(), 0);
+    }
+
+    /// Half of the sessions share a prefix that is longer than what the host has left.
+    #[test]
+    fn a_small_host_gives_up_only_what_does_not_fit(
+        policy in prop::sample::select(&POLICIES[..]),
+        host_pages in 16u32..48,
+        happenings in prop::collection::vec(happening(), 1..400),
+    ) {
+        let mut machine = Machine::with_host(policy, host_pages);
+        happenings.iter().for_each(|happening| machine.happen(happening));
+        prop_assert!(machine.drain(), "{policy}: sessions hang: {:#?}", machine.scheduler.state());
     }
 
     #[test]

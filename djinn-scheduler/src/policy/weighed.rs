@@ -117,7 +117,7 @@ impl<F: Forecast> EvictionPolicy for CostPolicy<F> {
         let copies = view.cost.round_trip(session.device_pages());
         let recompute = view.cost.recompute(session.context);
         // If the host is full, every way out makes some session be computed again.
-        let full = session.device_pages() > view.host_free;
+        let full = !view.fits_host(session, session.device_pages());
         let moving = if full { copies + recompute } else { copies };
         let threshold = moving.mul_f64(self.weights.hysteresis);
         if remaining <= threshold {

@@ -40,6 +40,8 @@ pub(super) struct Draft<'a> {
     coming: u32,
     /// By page that several tables hold: how many of them release it.
     released: BTreeMap<u32, u32>,
+    /// Host pages that become free with sessions that this plan discards.
+    cleared: BTreeSet<u32>,
     /// Free pages whose contents this plan gives to sessions.
     claimed: BTreeSet<u32>,
     /// Pages that computing sessions hold alone and write to next. To share one costs a page, since its writer then
@@ -84,6 +86,7 @@ impl<'a> Draft<'a> {
             host_free: state.host_free(),
             coming: 0,
             released: BTreeMap::new(),
+            cleared: BTreeSet::new(),
             claimed: BTreeSet::new(),
             written,
             missing: Deficit::default(),
@@ -318,25 +321,29 @@ impl<'a> Draft<'a> {
             0 => Decision::Discard,
             _ => self.parts.keeper.place(&self.view(), session, wish, pressing),
         };
-        let pages = self.pages(session.context);
-        let host_full = wish == Decision::Swap && placed == Decision::Discard && pages > self.host_free;
-        let placed = if host_full && self.clear_host(session, pages) { Decision::Swap } else { placed };
-        let need = self.state.pages().host_need(session.table(), pages);
+        if placed == Decision::Keep {
+            return;
+        }
+        let (pages, book) = (self.pages(session.context), self.state.pages());
+        let cleared = book.copied(session.table()).filter(|page| self.cleared.contains(page)).count();
+        let need = book.host_need(session.table(), pages) + cleared as u32;
+        let host_full = wish == Decision::Swap && placed == Decision::Discard && need > self.host_free;
+        let placed = if host_full && self.clear_host(session, need) { Decision::Swap } else { placed };
         match placed {
             Decision::Swap if need <= self.host_free => {
                 self.host_free -= need;
                 self.plan.swap_out.push(Move { session: session.id, pages, way: PageCopies::default() });
             }
             Decision::Discard => self.plan.discard.push(session.id),
-            Decision::Keep | Decision::Swap => return,
+            _ => return,
         }
         self.count_as_freed(session);
         self.moved.insert(session.id);
     }
 
-    /// Makes room on the host for `pages` of `session`: discards sessions that will be away for longer, the longest
-    /// first. Returns whether there is enough.
-    fn clear_host(&mut self, session: &Session, pages: u32) -> bool {
+    /// Makes room on the host for `need` pages of `session`: discards sessions that will be away for longer,
+    /// the longest first. Returns whether there is enough.
+    fn clear_host(&mut self, session: &Session, need: u32) -> bool {
         let (view, policy) = (self.view(), &self.parts.policy);
         let own = if session.is_parked() { policy.rank(&view, session) } else { Some(0) };
         let away =
@@ -344,17 +351,27 @@ impl<'a> Draft<'a> {
         let ranked = self.sessions().filter(away).map(|s| (policy.rank(&view, s), s));
         let mut longer: Vec<_> = ranked.filter(|(rank, _)| *rank > own).collect();
         longer.sort_by_key(|&(rank, s)| (Reverse(rank), s.id));
-        let mut freed = self.host_free;
+        // A page of theirs stays if another session holds it, or one that leaves has the same on the device.
+        let (book, mut released, mut cleared) = (self.state.pages(), BTreeMap::new(), BTreeSet::new());
+        let leaving = self.plan.swap_out.iter().filter_map(|copy| self.state.session(copy.session));
+        let kept: BTreeSet<u32> = leaving.chain([session]).flat_map(|s| book.copied(s.table())).collect();
         let enough = longer.iter().position(|(_, s)| {
-            freed += s.host_pages();
-            freed >= pages
+            for &page in s.table().host() {
+                let count = released.entry(page).or_insert(0);
+                *count += 1;
+                if *count == book.host_references(page) && !kept.contains(&page) {
+                    cleared.insert(page);
+                }
+            }
+            self.host_free + cleared.len() as u32 >= need
         });
         let Some(last) = enough else { return false };
         for (_, victim) in &longer[..=last] {
             self.plan.discard.push(victim.id);
             self.moved.insert(victim.id);
         }
-        self.host_free = freed;
+        self.host_free += cleared.len() as u32;
+        self.cleared.extend(cleared);
         true
     }
 

@@ -632,6 +632,70 @@ fn pages_that_others_hold_are_not_free_and_leave_once() {
     assert_eq!(scheduler.state().device_free(), 64);
 }
 
+/// A machine whose sessions leave as soon as they wait, if the host has room.
+fn leaving_at_once(host_pages: u32) -> Scheduler {
+    let (small, cost) = small_machine();
+    let capacity = Capacity { host_pages, ..small };
+    Scheduler::new(capacity, parts(Box::new(Ttl::new(ms(0))), cost)).expect("a small machine")
+}
+
+/// A session of `prompt` tokens, the first `shared` of them everybody's, waits on the device.
+fn waiting_sharing(scheduler: &mut Scheduler, session: u64, shared: u32, prompt: u32, now: Duration) {
+    arrive_sharing(scheduler, session, shared, prompt, now);
+    while of(scheduler, session).context < prompt.into() {
+        step(scheduler, &[session], now);
+    }
+}
+
+/// Plans, and ends all copies. Returns sessions that leave with their copied pages, and discarded ones.
+fn moved(scheduler: &mut Scheduler, now: Duration) -> (Vec<(u64, u32)>, Vec<u64>) {
+    let plan = step(scheduler, &[], now);
+    let copies = plan.swap_out.iter().chain(&plan.swap_in);
+    let copies: Vec<_> = copies.map(|copy| CopyOutcome { session: copy.session, ok: true }).collect();
+    scheduler.on_copied(&copies);
+    let left = plan.swap_out.iter().map(|copy| (copy.session.0, copy.pages)).collect();
+    (left, plan.discard.iter().map(|session| session.0).collect())
+}
+
+#[test]
+fn pages_that_the_host_has_need_no_room_there() {
+    // The first one leaves with 19 pages. The second shares 16 of them, and its other three fit.
+    let mut scheduler = leaving_at_once(22);
+    for (session, pages) in [(0, 19), (1, 3)] {
+        waiting_sharing(&mut scheduler, session, 256, 300, ms(session));
+        let answer = scheduler.signal(id(session), Signal::Idle, ms(session));
+        assert_eq!((answer.decision, answer.residency), (Decision::Swap, Residency::Device));
+        assert_eq!(moved(&mut scheduler, ms(session)), (vec![(session, pages)], vec![]));
+    }
+    assert_eq!(scheduler.state().host_free(), 0);
+}
+
+#[test]
+fn a_full_host_gives_up_only_what_makes_room() {
+    // Two sessions on the host share 16 pages, and each has three more. One page is free.
+    let full = || {
+        let mut scheduler = leaving_at_once(23);
+        for session in 0..2 {
+            waiting_sharing(&mut scheduler, session, 256, 300, ms(session));
+            assert_eq!(moved(&mut scheduler, ms(session)).0.len(), 1);
+        }
+        scheduler
+    };
+    // A session that leaves under demand: its shared tokens, and what is given up for its pages.
+    let demand = |shared, prompt, pages: &[(u64, u32)], discarded: &[u64]| {
+        let mut scheduler = full();
+        waiting_sharing(&mut scheduler, 2, shared, prompt, ms(10));
+        scheduler.arrive(&arrival(3, 1_000, 1_024), ms(20)).expect("it queues");
+        assert_eq!(moved(&mut scheduler, ms(20)), (pages.to_vec(), discarded.to_vec()), "{prompt} tokens");
+    };
+    // One page of its own fits; for four, the session that has waited for longest goes.
+    demand(256, 272, &[(2, 1)], &[]);
+    demand(256, 320, &[(2, 4)], &[0]);
+    // That one would give three pages and not 19, and both together 22.
+    demand(0, 256, &[(2, 16)], &[0, 1]);
+    demand(0, 384, &[], &[2]);
+}
+
 #[test]
 fn a_fork_begins_with_its_parents_pages_and_writes_to_its_own() {
     let mut scheduler = small(Box::new(Lru));
