@@ -4,7 +4,7 @@
 //! system keeps it, and if a mapped file shrinks, SIGBUS ends the process; a positional read past the end is an error.
 //! Each read has its own offset, so several threads read one file without a lock.
 
-mod regular;
+pub(crate) mod regular;
 #[cfg(test)]
 mod tests;
 

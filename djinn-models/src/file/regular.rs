@@ -4,7 +4,7 @@
 //! never end. So files are opened without waiting, checked through the open handle, and read up to a bound.
 
 use crate::{Error, Result};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -13,14 +13,32 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Io`] if it cannot be opened, [`Error::Malformed`] for a directory, a pipe, a socket or a device.
 pub(crate) fn open(path: &Path) -> Result<File> {
-    let io_error = |source| Error::Io { path: path.to_owned(), source };
+    open_with(path, File::options().read(true), 0)
+}
+
+/// Opens a regular file for reading and writing, with what is in it, or makes an empty one.
+///
+/// # Errors
+/// As [`open`]'s, and [`Error::Io`] for a link, whose target may be anybody's.
+pub(crate) fn open_to_write(path: &Path) -> Result<File> {
     let mut options = File::options();
-    options.read(true);
+    options.read(true).write(true).create(true).truncate(false);
+    open_with(path, &mut options, NO_LINKS)
+}
+
+/// Refuses links.
+#[cfg(unix)]
+const NO_LINKS: i32 = libc::O_NOFOLLOW;
+#[cfg(not(unix))]
+const NO_LINKS: i32 = 0;
+
+fn open_with(path: &Path, options: &mut OpenOptions, flags: i32) -> Result<File> {
+    let io_error = |source| Error::Io { path: path.to_owned(), source };
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
         // Neither wait for a FIFO's writer nor take a terminal over.
-        options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        options.custom_flags(flags | libc::O_NONBLOCK | libc::O_NOCTTY);
     }
     let file = options.open(path).map_err(io_error)?;
     if !file.metadata().map_err(io_error)?.is_file() {

@@ -109,6 +109,13 @@ fn files_that_are_no_files_are_neither_waited_for_nor_read() {
         assert!(read_if_present(path, 10).is_err());
     }
     assert!(read_if_present(&socket, 10).is_err());
+    // Nor are they written to, nor what links lead to.
+    let (link, target) = (dir.path().join("link"), dir.path().join("target"));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    for path in [&fifo, &link] {
+        assert!(regular::open_to_write(path).is_err(), "{}", path.display());
+    }
+    assert!(!target.exists() && regular::open_to_write(&target).is_ok());
 }
 
 #[test]

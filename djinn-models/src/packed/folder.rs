@@ -3,11 +3,12 @@
 use super::partial::{self, Partial};
 use super::write::{self, JOURNAL, Packed};
 use super::{EXTENSION, find, with_extension};
+use crate::file::regular;
 use crate::safetensors::{INDEX_FILE, SINGLE_FILE, SafetensorsDir};
 use crate::small_files::{SMALL_FILES, TEMPLATES};
 use crate::{Error, Location, Result};
 use serde::Serialize;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Extensions of weights for other programs, and of what an interrupted run leaves.
@@ -240,7 +241,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 
 fn hash(path: &Path) -> Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
-    let file = File::open(path).map_err(io(path))?;
+    let file = regular::open(path)?;
     hasher.update_reader(file).map_err(io(path))?;
     Ok(hasher.finalize())
 }

@@ -1,6 +1,7 @@
 //! A file that gets its name when it is complete. Until then one process writes it, under another name.
 
 use super::suffixed;
+use crate::file::regular;
 use crate::{Error, Result};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -26,9 +27,7 @@ impl Partial {
             return Ok(None);
         }
         let path = suffixed(to, SUFFIX);
-        let io = |source| Error::Io { path: path.clone(), source };
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        let file = regular::open_to_write(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

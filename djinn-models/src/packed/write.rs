@@ -6,7 +6,7 @@ use super::parallel::in_order;
 use super::partial::{Partial, remove};
 use super::source::PackedSource;
 use super::suffixed;
-use crate::file::{Input, Source, read_if_present};
+use crate::file::{Input, Source, read_if_present, regular};
 use crate::{Error, Result, safetensors};
 use std::fs::{self, File};
 use std::io::Write;
@@ -124,7 +124,8 @@ impl Attempt {
             }
         }
         partial.set_len(next)?;
-        let file = File::create(journal).map_err(|source| Error::Io { path: journal.to_owned(), source })?;
+        let file = regular::open_to_write(journal)?;
+        file.set_len(0).map_err(|source| Error::Io { path: journal.to_owned(), source })?;
         let mut attempt = Attempt { partial, journal: file, journal_path: journal.to_owned(), entries, next };
         let listed: Vec<u8> = attempt.entries.iter().flat_map(|entry| entry.to_bytes()).collect();
         attempt.note(&[&head[..], &listed].concat())?;

@@ -23,13 +23,18 @@ pub(super) fn check_vocabulary<'a>(tokens: impl ExactSizeIterator<Item = &'a Str
     let len = tokens.len();
     let bytes: usize = tokens.map(String::len).sum();
     if len == 0 || len > MAX_VOCAB || bytes > MAX_SPELLINGS {
-        return Err(Error::Tokenizer(format!("a vocabulary of {len} tokens and {bytes} bytes")));
+        return Err(Error::Tokenizer(format!(
+            "a vocabulary of {len} tokens and {bytes} bytes; 1 to {MAX_VOCAB} tokens, of {MAX_SPELLINGS} bytes, are supported"
+        )));
     }
     Ok(())
 }
 
 pub(super) fn check_merges(count: usize) -> Result<()> {
-    if count > MAX_MERGES { Err(Error::Tokenizer(format!("{count} merges"))) } else { Ok(()) }
+    match count > MAX_MERGES {
+        true => Err(Error::Tokenizer(format!("{count} merges; up to {MAX_MERGES} are supported"))),
+        false => Ok(()),
+    }
 }
 
 /// A vocabulary's spelling of bytes.
