@@ -91,6 +91,10 @@ impl<L: Lines> Editor<L> {
             }
             Err(ReadlineError::Interrupted) => Ok(Asked::Dropped),
             Err(ReadlineError::Eof) => Ok(Asked::End),
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                output::remark("(this line is dropped: it is not UTF-8)");
+                Ok(Asked::Dropped)
+            }
             Err(error) => Err(error).context("cannot read from the terminal"),
         }
     }

@@ -24,8 +24,9 @@ impl Table {
             .collect();
         let line = |row: &Vec<String>| {
             let cells = row.iter().zip(&widths).filter(|(_, width)| **width > 0);
-            let cells: Vec<String> = cells.map(|(cell, &width)| format!("{cell:<width$}")).collect();
-            cells.join("  ").trim_end().to_owned()
+            // The formatter takes no width of more than 16 bits.
+            let cells = cells.map(|(cell, width)| cell.clone() + &" ".repeat(width - length(cell)));
+            cells.collect::<Vec<String>>().join("  ").trim_end().to_owned()
         };
         let lines: Vec<String> = self.0.iter().map(line).collect();
         if lines.is_empty() { empty.to_owned() } else { lines.join("\n") }

@@ -254,7 +254,8 @@ impl Talk<'_> {
 /// Whether the chat goes on after an error: the message or the conversation is at fault, or a server that may take the next one.
 fn goes_on(error: &Error) -> bool {
     match error {
-        Error::MessageTooLong { .. } | Error::Model(_) => true,
+        Error::MessageTooLong { .. } | Error::UnknownToken { .. } | Error::Model(_) => true,
+        Error::Engine(djinn_engine::Error::UnknownToken { .. }) => true,
         Error::Refused { status, .. } => !matches!(status, 401 | 403 | 404),
         _ => false,
     }

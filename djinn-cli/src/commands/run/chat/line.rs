@@ -165,7 +165,7 @@ fn setting(text: &str) -> (String, Option<String>) {
 fn unknown(name: &str) -> String {
     let near = match nearest(name, names()) {
         Some(near) => format!("did you mean {near}?"),
-        None => "/help lists the commands".to_owned(),
+        None => "/help lists the commands.".to_owned(),
     };
     let name: String = name.chars().take(40).collect();
     format!("there is no command {name}; {near} A text that begins with a slash is sent with two: /{name}")
