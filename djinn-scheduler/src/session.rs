@@ -252,6 +252,11 @@ impl Session {
         self.phase.is_ready() && !self.ending
     }
 
+    /// Whether it has a turn to compute, which may be paused.
+    pub fn has_turn(&self) -> bool {
+        self.is_ready() || self.paused_from.is_some_and(Phase::is_ready)
+    }
+
     /// Whether it waits for its client, with nothing under way.
     pub fn is_parked(&self) -> bool {
         !self.phase.is_ready() && !self.ending && self.in_step == 0

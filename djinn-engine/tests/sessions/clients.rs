@@ -109,6 +109,21 @@ fn a_service_that_is_retired_ends_with_its_turns() {
     }
 }
 
+/// A paused turn runs as well: it may be resumed in time.
+#[test]
+fn a_service_that_is_retired_waits_for_paused_turns() {
+    let (client, thread) = start("signal");
+    let opening = Opening { turn: turn(prompt(1, 30), 40), ..Opening::default() };
+    let (id, happenings) = client.open(opening).expect("it is admitted");
+    assert!(matches!(happenings.recv(), Ok(Happening::Token { .. })));
+    client.event(id, SessionEvent::Pause).expect("it runs");
+    client.retire("a test".to_owned(), Duration::from_secs(1000));
+    client.event(id, SessionEvent::Resume).expect("it is paused");
+    let is_last = |happening: Happening| matches!(happening, Happening::Token { finish: Some(_), .. });
+    assert!(happenings.iter().any(is_last));
+    assert!(matches!(thread.join().expect("no panic"), Err(Error::Retired { .. })));
+}
+
 /// Turns that their client ends, in the midst of a prompt or of an answer, leave a session that goes on.
 #[test]
 fn a_turn_that_is_ended_leaves_its_session() {

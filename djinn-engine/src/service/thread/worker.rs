@@ -30,10 +30,10 @@ impl<D: Ops> Worker<D> {
         Worker { service, listeners: BTreeMap::new(), postponed: Vec::new(), retiring: None }
     }
 
-    /// Whether it was told to end, and either no session computes or its time limit is over.
+    /// Whether it was told to end, and either no turn is under way, not even a paused one, or its time limit is over.
     pub(super) fn is_over(&self) -> bool {
         let Some(end) = &self.retiring else { return false };
-        end.until <= Instant::now() || self.service.state().sessions().all(|s| !s.is_ready())
+        end.until <= Instant::now() || self.service.state().sessions().all(|s| !s.has_turn())
     }
 
     /// Drops all sessions and frees the model. Returns why it was told to end, if it was.
