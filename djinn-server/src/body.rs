@@ -12,6 +12,9 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+/// Characters of a client's value that an error repeats.
+const MOST_QUOTED: usize = 200;
+
 /// The most bytes of a stop string.
 pub(crate) const LONGEST_STOP: usize = 1024;
 
@@ -194,7 +197,7 @@ fn is_same(a: &Value, b: &Value) -> bool {
 /// Why a JSON value cannot be read. Types have the names of JSON's documentation, not of Rust's.
 pub(crate) fn in_words(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    let Some((found, expected)) = text.rsplit_once(", expected ") else { return text };
+    let Some((found, expected)) = text.rsplit_once(", expected ") else { return cut(&text) };
     let expected = match expected {
         "f32" | "f64" => "a number",
         "i64" | "i128" => "a whole number",
@@ -209,7 +212,15 @@ pub(crate) fn in_words(error: &serde_json::Error) -> String {
         expected if expected.starts_with("struct ") => "an object",
         expected => expected,
     };
-    format!("{found}, expected {expected}")
+    format!("{}, expected {expected}", cut(found))
+}
+
+/// The text's beginning: it may quote a client's value.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MOST_QUOTED) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// An object of the body, with its place there.

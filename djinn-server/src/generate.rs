@@ -321,6 +321,10 @@ impl Answers {
                 Happening::Failed(NoToken::Constraint(why)) => {
                     return Some(Err(self.fail(ApiError::invalid(why.to_string()))));
                 }
+                // Not the model's fault: to try again would give the same.
+                Happening::Failed(why @ NoToken::Logits(_)) if self.applied.is_some() => {
+                    return Some(Err(self.fail(ApiError::invalid(why.to_string()))));
+                }
                 Happening::Failed(why) => return Some(Err(self.fail(ApiError::failed(why.to_string())))),
             }
         }

@@ -162,6 +162,9 @@ impl AccessRules {
     /// Checks a request's headers. Returns the origin for the response's header, if the request came from a page.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+        if headers.get_all(header::HOST).iter().nth(1).is_some() {
+            return Err(ApiError::invalid("the header Host is given more than once"));
+        }
         let Some(host) = text(header::HOST) else {
             return Err(ApiError::invalid("the header Host is missing"));
         };
@@ -236,6 +239,9 @@ mod tests {
             let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(host))]);
             assert_eq!(access.check(&headers).unwrap_err().status, StatusCode::FORBIDDEN, "{host}");
         }
+        let mut twice = headers(&[("host", "localhost")]);
+        twice.append(header::HOST, HeaderValue::from_static("evil.example"));
+        assert_eq!(access.check(&twice).unwrap_err().status, StatusCode::BAD_REQUEST);
         let with = |origin| headers(&[("host", "localhost:5556"), ("origin", origin)]);
         assert_eq!(access.check(&with("http://localhost:5556")), Ok(None));
         for origin in ["http://localhost:3000", "https://evil.example", "null", ""] {

@@ -409,7 +409,16 @@ impl ServedModel {
 
     /// The text of tokens; `None` without a tokenizer.
     pub(crate) fn text_of(&self, tokens: &[u32]) -> Option<String> {
-        let mut stream = self.tokenizer()?.stream(false).continuing();
+        self.decoded(tokens, false)
+    }
+
+    /// The same without special tokens, as an answer has it.
+    pub(crate) fn answer_text(&self, tokens: &[u32]) -> Option<String> {
+        self.decoded(tokens, true)
+    }
+
+    fn decoded(&self, tokens: &[u32], skip_special: bool) -> Option<String> {
+        let mut stream = self.tokenizer()?.stream(skip_special).continuing();
         let mut text: String = tokens.iter().map(|&token| stream.push(token).unwrap_or_default()).collect();
         text += &stream.finish();
         Some(text)

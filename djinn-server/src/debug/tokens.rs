@@ -61,7 +61,7 @@ pub(crate) async fn show(
     let graph = named.model.graph();
     let (tokens, generated) = debug(named.engine()?, graph, |debugger, id| debugger.tokens(id)).await?;
     let from = generated.last().map_or(tokens.len() as u64, |range| range.start);
-    let text = named.model.text_of(tokens.get(from as usize..).unwrap_or_default());
+    let text = named.model.answer_text(tokens.get(from as usize..).unwrap_or_default());
     named.touch();
     reply::ok(&json!({
         "object": "session.tokens",

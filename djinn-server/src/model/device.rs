@@ -84,9 +84,11 @@ impl SharedDevice {
         let ended = Arc::new(AtomicBool::new(false));
         let mut follower = Some(Follower { reports, ended: Arc::clone(&ended) });
         let (running, device_end) = bounded(0);
+        let several = models.len() > 1;
         let registered = models.into_iter().map(|model| {
             let follower = follower.take();
-            ServedModel::register(model, (setup, device_end.clone()), serving, follower)
+            let setup = if several { one_of_several(setup, &model) } else { *setup };
+            ServedModel::register(model, (&setup, device_end.clone()), serving, follower)
         });
         let (served, residents): (Vec<_>, Vec<_>) =
             registered.collect::<Result<Vec<_>>>()?.into_iter().unzip();
@@ -114,7 +116,8 @@ impl SharedDevice {
     /// # Errors
     /// Shared steering vectors that do not fit the model, or a device whose thread has ended.
     pub fn add(&self, model: Model) -> Result<ServedModel> {
-        let device = (&self.setup, self.device_end.clone());
+        let setup = one_of_several(&self.setup, &model);
+        let device = (&setup, self.device_end.clone());
         let (served, resident) = ServedModel::register(model, device, &self.serving, None)?;
         let ended = |_| Error::Setting("the device's thread has ended".to_owned());
         self.joining.send(Box::new(resident)).map_err(ended)?;
@@ -134,6 +137,11 @@ impl SharedDevice {
 /// The setup, with a cap on a GPU's memory: what is free there. Models that come later share it.
 fn capped(setup: &Setup) -> Setup {
     Setup { vram: setup.vram.or_else(|| setup.device.free_bytes()), ..*setup }
+}
+
+/// The setup for one of several models: those with a shorter context than the setup's have all of their own.
+fn one_of_several(setup: &Setup, model: &Model) -> Setup {
+    Setup { context: setup.context.map(|context| context.min(model.graph.max_context)), ..*setup }
 }
 
 /// A closure that makes the device of `setup`, each time that it is called.

@@ -135,10 +135,8 @@ impl Resident {
         let reserved = runtime.device().info().reserved_bytes;
         let planned = self.starting.options().and_then(|options| {
             let plan = options.plan(&self.starting.model.graph, reserved).map_err(djinn_host::Error::from)?;
-            if options.budget.cpu_share > 0.0 && !plan.placement.uses_cpu() {
-                let name = &self.starting.model.name;
-                let why = "it leaves no streamed weights to the CPU";
-                log::warn!(target: "djinn::server", "{name}: the CPU's share of weights has no effect: {why}");
+            for what in djinn_host::without_effect(&options, &plan) {
+                log::warn!(target: "djinn::server", "{}: {what}", self.starting.model.name);
             }
             let device_bytes = plan.segments.total() - plan.segments.reserved;
             let host_bytes = options.host_bytes(&self.starting.model.graph, &plan);

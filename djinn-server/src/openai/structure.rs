@@ -7,12 +7,16 @@ use crate::model::ServedModel;
 use crate::{ApiError, CallForm, GrammarError, OutputForm, ReasoningMode, ToolFormat, calls_schema};
 use djinn_engine::Constraint;
 use serde_json::{Value, json};
+use std::sync::LazyLock;
 
 /// The field for the answer's format.
 const FORMAT: &str = "response_format";
 /// The field for the use of tools.
 const CHOICE: &str = "tool_choice";
 const MOST_TOOLS: usize = 128;
+/// The arguments of a function whose client names none: an empty object.
+static NO_PARAMETERS: LazyLock<Value> =
+    LazyLock::new(|| json!({ "type": "object", "properties": {}, "additionalProperties": false }));
 /// The longest name of a function.
 const LONGEST_NAME: usize = 64;
 
@@ -91,7 +95,7 @@ impl Tools {
     /// The schema of demanded calls.
     fn schema(&self) -> Value {
         let most = if self.one_call { 1 } else { MOST_CALLS };
-        calls_schema(self.offered().map(|(name, function)| (name, &function["parameters"])), most)
+        calls_schema(self.offered().map(|(name, function)| (name, parameters(function))), most)
     }
 
     /// The form of calls that the model may begin, if any must meet a schema: those of functions with `strict`, while
@@ -102,7 +106,7 @@ impl Tools {
             return None;
         }
         let functions = self.offered().map(|(name, function)| {
-            let schema = if is_strict(function) { function["parameters"].clone() } else { Value::Null };
+            let schema = if is_strict(function) { parameters(function).clone() } else { Value::Null };
             (name.to_owned(), schema)
         });
         let format = format_of(model).unwrap_or(ToolFormat::Hermes);
@@ -124,6 +128,14 @@ impl Tools {
                 ToolPrompt::BySystem(text)
             }
         }
+    }
+}
+
+/// The schema of a function's arguments.
+fn parameters(function: &Value) -> &Value {
+    match &function["parameters"] {
+        Value::Null => &NO_PARAMETERS,
+        given => given,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{messages, structure};
 use crate::ApiError;
+use crate::body::Fields;
 use crate::fields::{DETOKENIZE, TOKENIZE};
 use crate::reply::{self, Answered};
 use crate::server::ApiRequest;
@@ -9,17 +10,19 @@ use djinn_models::Tokenizer;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
+/// Whether a text begins as the model's texts do, by either of the field's names.
+fn special(fields: &Fields) -> Result<Option<bool>, ApiError> {
+    Ok(fields.read("add_special_tokens")?.or(fields.read("add_special")?))
+}
+
 /// The tokens of a text or of a conversation.
 pub(crate) async fn tokenize(request: ApiRequest) -> Answered {
     let fields = request.fields(&TOKENIZE)?;
     let model = request.model(&fields)?;
     let body = model.work(move |model| {
         let ids = match (fields.read::<String>("prompt")?, fields.read::<String>("content")?) {
-            (Some(text), _) => {
-                let special = fields.read("add_special_tokens")?.unwrap_or(true);
-                model.encode(&text, special, "prompt")?
-            }
-            (None, Some(text)) => model.encode(&text, fields.flag("add_special")?, "content")?,
+            (Some(text), _) => model.encode(&text, special(&fields)?.unwrap_or(true), "prompt")?,
+            (None, Some(text)) => model.encode(&text, special(&fields)?.unwrap_or(false), "content")?,
             (None, None) if fields.get("messages").is_some() => {
                 let prompts = fields.read("add_generation_prompt")?.unwrap_or(true);
                 let conversation =

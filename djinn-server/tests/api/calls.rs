@@ -142,6 +142,14 @@ fn demanded_calls_are_those_that_were_demanded() {
 }
 
 #[test]
+fn a_demanded_function_without_parameters_gets_no_arguments() {
+    let tools = json!([{ "type": "function", "function": { "name": "end" } }]);
+    let whole = synthetic().ok(CHAT, &ask(0, json!({ "tools": tools, "tool_choice": "required" })));
+    let calls = read(&whole["choices"][0]["message"]["tool_calls"]);
+    assert!(!calls.is_empty() && calls.iter().all(|(_, arguments)| *arguments == json!({})), "{calls:?}");
+}
+
+#[test]
 fn the_model_is_told_of_the_tools_that_it_may_choose_from() {
     let prompt = |choice: Value| {
         let body = ask(0, json!({ "tool_choice": choice, "max_tokens": 1 }));

@@ -447,6 +447,17 @@ fn what_steers_fits_the_memory_for_hooks() {
     assert_eq!(steer(2, third), 200);
 }
 
+/// What makes the logits no numbers is the request's fault, and the model goes on.
+#[test]
+fn edits_that_overflow_are_the_requests_fault() {
+    let target = shared();
+    let edit = json!({ "hook": "blocks.1.hook_out", "op": "add", "values": vec![3e38; WIDTH] });
+    let more = edited(json!([edit, edit]), json!({ "temperature": 0 }));
+    let reply = target.post("/v1/completions", &completion("Hi", more));
+    assert_eq!((reply.status, &reply.error()["type"]), (400, &json!("invalid_request_error")), "{reply:?}");
+    assert_eq!(target.post("/v1/completions", &completion("Hi", json!({}))).status, 200);
+}
+
 const END: &str = "blocks.0.hook_out";
 const HEAD: usize = 16;
 
