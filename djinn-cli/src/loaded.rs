@@ -93,7 +93,7 @@ pub(crate) fn setup(device: &DeviceArgs, memory: &Setup, model: &Model, quiet: b
 pub(crate) fn settled<'a>(asked: Setup, models: impl IntoIterator<Item = &'a Model>, quiet: bool) -> Setup {
     let settled = asked.for_models(models);
     if settled.activations != asked.activations && !quiet {
-        output::remark("--activations int8 has no effect: no weights are in blocks of integers in memory");
+        output::remark(djinn_host::IDLE_INT8);
     }
     settled
 }
@@ -122,8 +122,8 @@ pub(crate) fn load(
     let mut engine = djinn_host::load(model, setup, options, &mut on_progress)?;
     let plan = engine.plan();
     progress.finish(plan.host_weight_bytes() + plan.segments.resident);
-    if options.budget.cpu_share > 0.0 && !plan.placement.uses_cpu() && !quiet {
-        output::remark("--cpu-share has no effect: it leaves no streamed weights to the CPU");
+    if !quiet {
+        djinn_host::without_effect(options, plan).into_iter().for_each(output::remark);
     }
     if traced {
         engine.start_trace()?;

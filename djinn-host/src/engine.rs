@@ -161,6 +161,26 @@ pub fn load_into<D: Ops>(
     Ok(engine)
 }
 
+/// What is said where [`Setup::for_models`] drops `--activations int8`.
+pub const IDLE_INT8: &str =
+    "--activations int8 has no effect: no weights are in blocks of integers in memory";
+
+/// The choices that have no effect on `plan`, one sentence each.
+pub fn without_effect(options: &Options, plan: &MemoryPlan) -> Vec<&'static str> {
+    let (budget, placement) = (&options.budget, &plan.placement);
+    let streams = placement.streamed().next().is_some();
+    let idle = [
+        (
+            budget.cpu_share > 0.0 && !placement.uses_cpu(),
+            "--cpu-share has no effect: it leaves no streamed weights to the CPU",
+        ),
+        (budget.ring.is_some() && !streams, "--ring has no effect: all weights are resident"),
+        (budget.chunk.is_some() && !streams, "--chunk has no effect: all weights are resident"),
+        (budget.stream_check && !streams, "--stream-check has no effect: all weights are resident"),
+    ];
+    idle.into_iter().filter(|(is_idle, _)| *is_idle).map(|(_, what)| what).collect()
+}
+
 /// Refuses a plan that the system would kill later: weights on the host, and the CPU device's memory.
 fn check_host_memory(needed_bytes: u64) -> Result<()> {
     let Some(memory) = system::memory() else { return Ok(()) };

@@ -135,6 +135,9 @@ pub enum Error {
     /// A system message for a model without a chat template, or with the template disabled.
     #[error("`system` needs a chat template, which {model} lacks; drop it")]
     NoTemplate { model: String },
+    /// A system message for a model whose chat template leaves it out.
+    #[error("the chat template of {model} leaves out system messages; drop `system`")]
+    SystemIgnored { model: String },
 }
 
 impl Error {

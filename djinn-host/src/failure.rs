@@ -98,7 +98,7 @@ fn flags(cause: &(dyn Error + 'static)) -> &'static [Flag] {
     match cause.downcast_ref() {
         Some(HostError::Gpu { .. }) => return &[DEVICE],
         Some(HostError::NoTokenizer { .. }) => return &[PROMPT_TOKENS],
-        Some(HostError::NoTemplate { .. }) => return &[SYSTEM],
+        Some(HostError::NoTemplate { .. } | HostError::SystemIgnored { .. }) => return &[SYSTEM],
         _ => {}
     }
     match of_engine(cause) {

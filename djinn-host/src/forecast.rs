@@ -1,6 +1,6 @@
 //! A plan of a model on a machine, with predicted times. Nothing is loaded.
 
-use crate::{Activations, Needs, Result, Setup, Target, context_for};
+use crate::{Activations, Needs, Result, Setup, Target, context_for, without_effect};
 use djinn_device::DType;
 use djinn_engine::{Error, MemoryPlan, Options, Segments, check_heads};
 use djinn_models::{EncodedWeights, Model};
@@ -74,6 +74,9 @@ pub struct TaskPlan {
     pub predicted: PredictedTimes,
     /// What limits them.
     pub bottleneck: Bottlenecks,
+    /// Choices of the setup that have no effect, one sentence each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without_effect: Vec<&'static str>,
     /// The machine of the prediction.
     pub machine: Target,
 }
@@ -199,6 +202,7 @@ fn forecast(model: &Model, options: &Options, plan: &MemoryPlan, target: Target,
         },
         predicted,
         bottleneck,
+        without_effect: without_effect(options, plan),
         machine: target,
     }
 }

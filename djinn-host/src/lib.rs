@@ -37,7 +37,7 @@ pub use chat::{Chat, Reply};
 pub use device::{DeviceName, Needs, OnDevice};
 pub use dialogue::Dialogue;
 pub use djinn::{Djinn, OpenChat};
-pub use engine::{AnyEngine, load, load_into, load_on};
+pub use engine::{AnyEngine, IDLE_INT8, load, load_into, load_on, without_effect};
 pub use error::{Error, Result};
 pub use failure::{line_about, one_line};
 pub use forecast::{Bottlenecks, Chunks, PredictedTimes, RingUse, Task, TaskPlan};

@@ -16,6 +16,15 @@ pub struct Speech<'a> {
     system: Option<&'a str>,
 }
 
+/// Whether the template renders a conversation alike with a system message and without.
+fn ignores_system(chat: &ChatTemplate) -> bool {
+    let system = Message::new("system", "Answer in verse.");
+    let user = Message::new("user", "Hello");
+    let text = |messages: &[Message]| chat.render(messages, true).map(|rendered| rendered.text).ok();
+    let without = text(std::slice::from_ref(&user));
+    without.is_some() && without == text(&[system, user])
+}
+
 impl<'a> Speech<'a> {
     /// Text for `generation`: [`raw`](Self::raw), or a [`chat`](Self::chat) with its system message.
     ///
@@ -37,9 +46,13 @@ impl<'a> Speech<'a> {
     /// [`SYSTEM`]. With an empty `system`, the template decides.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`] for a `system` without a template.
+    /// [`Error::NoTemplate`] for a `system` without a template, [`Error::SystemIgnored`] for one with a template that leaves
+    /// it out.
     pub fn chat(model: &'a Model, system: Option<&'a str>) -> Result<Self> {
         let chat = model.chat.as_ref();
+        if system.is_some_and(|text| !text.is_empty()) && chat.is_some_and(ignores_system) {
+            return Err(Error::SystemIgnored { model: model.name.clone() });
+        }
         let system = system_message(&model.name, chat.is_some(), system)?;
         Ok(Speech { model, chat, system })
     }

@@ -8,7 +8,7 @@ mod srg;
 pub use logits::{LogitRows, logits_table};
 pub use plan::plan_table;
 
-use crate::{CostPhase, PlanAsked, Result, Setup, SrgAsked, Target, Task, TaskPlan};
+use crate::{CostPhase, IDLE_INT8, PlanAsked, Result, Setup, SrgAsked, Target, Task, TaskPlan};
 use djinn_engine::Options;
 use djinn_models::Model;
 use djinn_srg::cost::Work;
@@ -30,9 +30,12 @@ pub fn count(number: u64) -> String {
 pub fn plan_text(model: &Model, asked: &PlanAsked, target: Target) -> Result<String> {
     let PlanAsked { work, max_tokens, json, memory } = asked;
     let task = Task { prompt_tokens: work.prompt_len, max_tokens: *max_tokens, sequences: work.batch };
-    // A plan tells of rounded activations only where products round them.
-    let memory = Setup { device: target.device(), ..*memory }.for_models([model]);
-    let forecast = TaskPlan::new(model, &memory, target, task)?;
+    let asked = Setup { device: target.device(), ..*memory };
+    let memory = asked.for_models([model]);
+    let mut forecast = TaskPlan::new(model, &memory, target, task)?;
+    if memory.activations != asked.activations {
+        forecast.without_effect.push(IDLE_INT8);
+    }
     Ok(if *json { as_json(&forecast) } else { plan_table(&forecast) })
 }
 

@@ -9,7 +9,7 @@ mod generate;
 
 use djinn_engine::Finish;
 use djinn_host::{Djinn, Error, Generation, Setup, Speech};
-use djinn_models::Message;
+use djinn_models::{ChatTemplate, Message};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -112,4 +112,11 @@ fn what_cannot_be_answered_is_refused() {
     let system = Generation { system: Some("Be.".into()), ..short() };
     assert!(matches!(textless.generate("Hi", &system, |_| {}), Err(Error::NoTemplate { .. })));
     assert!(djinn.generate("Hi", &short(), |_| {}).is_ok(), "a refusal leaves the model as it was");
+    let source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
+    djinn.model.chat = Some(ChatTemplate::new(source, None, None).unwrap());
+    assert!(matches!(djinn.generate("Hi", &system, |_| {}), Err(Error::SystemIgnored { .. })));
+    assert!(
+        djinn.generate("Hi", &short(), |_| {}).is_ok(),
+        "the default goes where templates have a place for it"
+    );
 }

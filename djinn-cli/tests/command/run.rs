@@ -316,8 +316,9 @@ fn a_share_for_the_cpu_is_told() {
     assert!(!all.contains(told) && !all.contains(none), "{all}");
     let (text, shared) = run(&["--resident-fraction=0.2", "--cpu-share=0.5"]);
     assert!(text == expected && shared.contains(told) && !shared.contains(none), "{shared}");
-    let (text, resident) = run(&["--cpu-share=0.5"]);
+    let (text, resident) = run(&["--cpu-share=0.5", "--ring=1MiB"]);
     assert!(text == expected && !resident.contains(told) && resident.contains(none), "{resident}");
+    assert!(resident.contains("--ring has no effect: all weights are resident"), "{resident}");
     // The prompt has few tokens as well, so nothing is copied.
     let (text, shared) = run(&["--resident-fraction=0", "--cpu-share=1"]);
     assert!(text == expected && shared.contains(told) && !shared.contains("GB/s"), "{shared}");

@@ -67,7 +67,7 @@ fn a_model_is_served_until_sigterm() {
     let place = place();
     let mut serving = serve(&place, &["--alias=mine", "--alias=also", "--drain=5", "--cpu-share=0.5"]);
     let opening = &serving.opening;
-    assert!(opening.contains("share of weights has no effect: it leaves no streamed weights"), "{opening}");
+    assert!(opening.contains("--cpu-share has no effect: it leaves no streamed weights"), "{opening}");
     let answer = serving.ask("GET /v1/models", "", "");
     assert!(answer.contains("\"id\":\"mine\"") && answer.contains("\"id\":\"also\""), "{answer}");
     let body =

@@ -54,6 +54,7 @@ pub fn plan_table(f: &TaskPlan) -> String {
             p.compute_ms
         ),
     ]);
+    lines.extend(f.without_effect.iter().map(|what| (*what).to_owned()));
     if let Some(card) = f.machine.card.filter(|card| !card.runs()) {
         let (major, minor) = card.capability;
         lines.push(format!(
