@@ -1,7 +1,7 @@
 //! A conversation in turns, and the tokens of as much of it as a context holds: the oldest turns go where there is no room.
 
 use crate::{Error, Result, SYSTEM, Speech};
-use djinn_models::Message;
+use djinn_models::{Message, Model};
 
 /// A message of the user, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,6 +164,19 @@ impl Dialogue {
             Err(Error::Model(djinn_models::Error::TextTooLong { .. })) => Ok(None),
             tokens => tokens.map(Some),
         }
+    }
+}
+
+/// Refuses a `system` where the model's chat template renders a conversation alike with a system message and without.
+pub(crate) fn check_kept(model: &Model, system: Option<&str>) -> Result<()> {
+    let (Some(chat), Some(1..)) = (&model.chat, system.map(str::len)) else { return Ok(()) };
+    let messages = [Message::new("system", "Answer in verse."), Message::new("user", "Hello")];
+    let text = |messages: &[Message]| chat.render(messages, true).map(|rendered| rendered.text).ok();
+    match (text(&messages[1..]), text(&messages)) {
+        (Some(without), Some(with)) if without == with => {
+            Err(Error::SystemIgnored { model: model.name.clone() })
+        }
+        _ => Ok(()),
     }
 }
 

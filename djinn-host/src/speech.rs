@@ -1,6 +1,6 @@
 //! Converts between a model's text and tokens.
 
-use crate::dialogue::system_message;
+use crate::dialogue::{check_kept, system_message};
 use crate::{Error, Generation, Result};
 use djinn_models::{ChatTemplate, Message, Model, TextStream, Tokenizer};
 
@@ -14,15 +14,6 @@ pub struct Speech<'a> {
     /// `None` for raw text, and for base models.
     chat: Option<&'a ChatTemplate>,
     system: Option<&'a str>,
-}
-
-/// Whether the template renders a conversation alike with a system message and without.
-fn ignores_system(chat: &ChatTemplate) -> bool {
-    let system = Message::new("system", "Answer in verse.");
-    let user = Message::new("user", "Hello");
-    let text = |messages: &[Message]| chat.render(messages, true).map(|rendered| rendered.text).ok();
-    let without = text(std::slice::from_ref(&user));
-    without.is_some() && without == text(&[system, user])
 }
 
 impl<'a> Speech<'a> {
@@ -46,13 +37,10 @@ impl<'a> Speech<'a> {
     /// [`SYSTEM`]. With an empty `system`, the template decides.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`] for a `system` without a template, [`Error::SystemIgnored`] for one with a template that leaves
-    /// it out.
+    /// [`Error::NoTemplate`] for a `system` without a template, [`Error::SystemIgnored`] for one that it leaves out.
     pub fn chat(model: &'a Model, system: Option<&'a str>) -> Result<Self> {
         let chat = model.chat.as_ref();
-        if system.is_some_and(|text| !text.is_empty()) && chat.is_some_and(ignores_system) {
-            return Err(Error::SystemIgnored { model: model.name.clone() });
-        }
+        check_kept(model, system)?;
         let system = system_message(&model.name, chat.is_some(), system)?;
         Ok(Speech { model, chat, system })
     }

@@ -111,8 +111,7 @@ impl<D: Ops> Batcher<D> {
         let waits = ahead && self.wait_for_tokens(&parts);
         let chooses = if waits { Chooses::Later } else { Chooses::Now };
         let fails = match self.engine.begin_with(&batch, &caches, chooses) {
-            // Nothing was enqueued. Sessions without interventions go on. All others fail, as the error does not say whose it is;
-            // what a session asks for was checked before, so this is a fault of the engine.
+            // Nothing was enqueued. All sessions with interventions fail, as the error does not say whose it is.
             Err(Error::Intervention { hook, detail }) => {
                 batch.iter_mut().for_each(|entry| entry.interventions = &[]);
                 self.engine.begin_with(&batch, &[], chooses)?;

@@ -1,6 +1,7 @@
 //! A plan as text.
 
 use super::count;
+use crate::forecast::HALF;
 use crate::{Activations, Known, Target, TaskPlan};
 use djinn_models::EncodedWeights;
 use djinn_vmu::{Bottleneck, ProductRates, size};
@@ -54,6 +55,9 @@ pub fn plan_table(f: &TaskPlan) -> String {
             p.compute_ms
         ),
     ]);
+    lines.extend(f.tpot_ms_with_half_on_cpu.map(|ms| {
+        format!("  with --cpu-share {HALF} about {ms:.2} ms, if the CPU reads weights as fast as the link")
+    }));
     lines.extend(f.without_effect.iter().map(|what| (*what).to_owned()));
     if let Some(card) = f.machine.card.filter(|card| !card.runs()) {
         let (major, minor) = card.capability;

@@ -633,7 +633,7 @@ fn changes_that_leave_no_finite_logits_are_told() {
     assert_eq!(lens.error()["message"], format!("the values at `{LAST}` are not all finite"));
     act(target, "infinite", "resume", &json!({}));
     let reply = answer.join().unwrap();
-    assert_eq!(reply.status, 500, "{reply:?}");
+    assert_eq!(reply.status, 400, "{reply:?}");
     let message = reply.error()["message"].as_str().unwrap().to_owned();
     assert!(message.contains("change activations by less if some were changed"), "{message}");
     let again = ask(target, "infinite", completion("Less of it", json!({}))).join().unwrap();

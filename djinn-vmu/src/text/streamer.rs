@@ -65,7 +65,7 @@ impl Marks {
 /// *done*. So the host never blocks, and every wait refers to a recorded event.
 ///
 /// A chunk of experts is copied by an operation that moves only what its router chose. It is enqueued once that choice is, in
-/// the pass that uses it; prefetch stops before it until then.
+/// the pass that uses it; prefetch stops before it until then. Errors are the device's, and of copies in check mode.
 #[derive(Debug)]
 pub struct Streamer {
     stream: Stream,
@@ -158,18 +158,12 @@ impl Streamer {
     }
 
     /// Goes on with copies that had to wait for the pass to begin. Call it before the pass's first use.
-    ///
-    /// # Errors
-    /// The device's failures.
     pub fn resume<D: Ops>(&mut self, device: &D) -> Result<()> {
         self.prefetch(device)
     }
 
     /// Lets work on `compute` between this call and [`release`](Self::release) read a streamed chunk. Chunks must be
     /// acquired in order of use, once in each pass, one at a time.
-    ///
-    /// # Errors
-    /// The device's failures.
     ///
     /// # Panics
     /// If `chunk` is not the next one, if another is held, or if its router was not [announced](Self::routed).
@@ -213,9 +207,6 @@ impl Streamer {
 
     /// Ends the use of the chunk: its bytes may be overwritten after the work enqueued on `compute` so far.
     ///
-    /// # Errors
-    /// The device's failures.
-    ///
     /// # Panics
     /// If `chunk` is not the one that is acquired.
     pub fn release<D: Ops>(&mut self, device: &D, compute: Stream, chunk: ChunkId) -> Result<()> {
@@ -238,9 +229,6 @@ impl Streamer {
     /// the first slot of each expert, kept until its last use. Copies of these experts' chunks wait for it on the
     /// device, and move only what it needs. Call it once for each router in each pass, before a chunk of its experts
     /// is acquired.
-    ///
-    /// # Errors
-    /// The device's failures.
     pub fn routed<D: Ops>(&mut self, device: &D, compute: Stream, group: NodeId, starts: Span) -> Result<()> {
         let when_needed = self.slots.iter().any(|slot| slot.copy.when_needed);
         self.choices.announce(device, compute, group, starts, self.released, when_needed)?;
@@ -276,12 +264,7 @@ impl Streamer {
     }
 
     /// Ends a pass whose work on `compute` is done: verifies checksums and returns its statistics.
-    ///
-    /// # Errors
-    /// The device's failures, and chunks that were not what they should be, in check mode.
-    ///
-    /// # Panics
-    /// If a chunk was not released.
+    /// Panics if a chunk was not released.
     pub fn end_pass<D: Device>(&mut self, device: &D) -> Result<PassStats> {
         let slots = self.slots.len() as u64;
         let pass = self.passes;

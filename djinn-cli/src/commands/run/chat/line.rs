@@ -216,7 +216,7 @@ mod tests {
         for (text, expected) in [
             ("/hlep", "there is no command /hlep; did you mean /help? "),
             ("/sav x", "there is no command /sav; did you mean /save? "),
-            ("/usr/bin/env is missing", "there is no command /usr/bin/env; /help lists the commands "),
+            ("/usr/bin/env is missing", "there is no command /usr/bin/env; /help lists the commands. "),
             ("/clear all", "/clear takes nothing after it"),
             ("/load", "/load needs a file: /load FILE"),
         ] {
