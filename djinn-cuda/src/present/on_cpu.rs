@@ -234,11 +234,10 @@ impl Words {
 
     /// Has a stream request a work. Each write comes after all that the stream did before.
     fn enqueue(&self, stream: &RawStream, number: u32) -> Result<()> {
-        // SAFETY: both words are pinned memory, which lives until the device is dropped, after its streams.
-        unsafe {
-            stream.write_word(self.address + DONE as u64, 0)?;
-            stream.write_word(self.address, number)
-        }
+        // SAFETY: the word is pinned memory, which lives until the device is dropped, after its streams.
+        unsafe { stream.write_word(self.address + DONE as u64, 0)? };
+        // SAFETY: as above.
+        unsafe { stream.write_word(self.address, number) }
     }
 
     fn wait(&self, stream: &RawStream) -> Result<()> {
