@@ -169,10 +169,10 @@ impl TaskPlan {
         let takes_share = target.card.is_some() && u64::from(task.sequences) <= Placement::CPU_ROWS;
         if takes_share && options.budget.cpu_share == 0.0 && told.bottleneck.decode == Bottleneck::Link {
             let options = Options { budget: Budget { cpu_share: HALF, ..options.budget }, ..options };
-            let plan = options.plan(&model.graph, reserved_bytes)?;
-            let (predicted, _) = times(model, &options, &plan, &target, task);
-            told.tpot_ms_with_half_on_cpu =
-                Some(predicted.tpot_ms).filter(|&ms| ms < 0.9 * told.predicted.tpot_ms);
+            // The ring is larger then, and may not fit.
+            let plan = options.plan(&model.graph, reserved_bytes).ok();
+            let tpot_ms = plan.map(|plan| times(model, &options, &plan, &target, task).0.tpot_ms);
+            told.tpot_ms_with_half_on_cpu = tpot_ms.filter(|&ms| ms < 0.9 * told.predicted.tpot_ms);
         }
         Ok(told)
     }

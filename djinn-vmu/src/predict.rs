@@ -9,7 +9,7 @@ use djinn_ringbuf::BlockerPass;
 use djinn_srg::cost::Work;
 use djinn_srg::{Graph, NodeId, Op};
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// A predicted pass in steady state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -41,7 +41,7 @@ pub enum Bottleneck {
 }
 
 /// The speed of experts' copies, in that of the link: kernels make them, of the sections that some row chose. Copies of Mixtral
-/// and Qwen3 reach 0.83 to 0.91 of it on H200 machines (`copy_gbps` in `results/exp2-*-cpu-share-h200.json`).
+/// and Qwen3 reach 0.79 to 0.92 of it on an H200 machine (`copy_gbps` in `results/exp2-*-cpu-share-h200.json`).
 const EXPERT_COPIES: f64 = 0.9;
 
 /// Predicts a pass that does `work` on `machine`. Passes follow one another. Copies run ahead as far as the ring
@@ -61,7 +61,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
     let routers = placement.cpu_routers.iter().filter(|_| work.rows.rows <= Placement::CPU_ROWS);
     let computing =
         |router: &CpuRouter| router.expected_bytes(work.rows.rows) / machine.link + machine.launch;
-    let experts: HashMap<NodeId, (NodeId, f64)> =
+    let experts: BTreeMap<NodeId, (NodeId, f64)> =
         routers.map(|router| (router.combine, (router.group, computing(router)))).collect();
     let program = Program::new(graph, plan, Detail::Fused);
     let timed = |launch| (launch, seconds(graph, plan, launch, work, machine));

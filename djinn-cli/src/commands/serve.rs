@@ -12,6 +12,7 @@ use crate::{loaded, output, profile};
 use anyhow::{Result, anyhow, bail};
 use djinn_host::{DeviceName, Error, Meter};
 use djinn_server::{AccessRules, Keys, Limits, ModelStore, ServedModel, Server, Serving, SharedDevice};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::ControlFlow;
@@ -90,7 +91,7 @@ pub(super) fn run(
         started => started.map_err(|error| told(error, &args.load, device_name))?,
     };
     server = server.limits(limits(&args.load)?).keys(keys).log_format(log_format);
-    let context = started.first().map(ServedModel::context);
+    let contexts: BTreeSet<u64> = started.iter().map(ServedModel::context).collect();
     let served = names.concat().join(", ");
     for (names, model) in names.into_iter().zip(started) {
         server = server.named(names, model);
@@ -122,9 +123,14 @@ pub(super) fn run(
     }
     if !quiet {
         let at = format!("at http://{}/v1", bound.address());
-        lines::remark(&match context {
-            Some(context) => format!("serving {served} {at}, with a context of {context} tokens"),
-            None => format!("serving the models that clients send {at}; nothing is loaded yet"),
+        lines::remark(&match (contexts.first(), contexts.last()) {
+            (Some(least), Some(most)) if least == most => {
+                format!("serving {served} {at}, with a context of {least} tokens")
+            }
+            (Some(least), Some(most)) => {
+                format!("serving {served} {at}, with contexts of {least} to {most} tokens")
+            }
+            _ => format!("serving the models that clients send {at}; nothing is loaded yet"),
         });
     }
     #[cfg(unix)]

@@ -432,6 +432,22 @@ fn the_models_of_a_folder_are_served_by_their_names() {
     assert!(!serving.opening.contains("hidden"), "{}", serving.opening);
 }
 
+/// Models with a shorter context than `--ctx` have all of their own, also the first.
+#[test]
+fn models_of_several_contexts_are_served() {
+    let place = place();
+    for name in ["gptj-f16", "qwen3-f16"] {
+        super::copy_checkpoint(name, &place.path().join(name));
+    }
+    let serving = serve_models(&place, &["--ctx=512", "short=./gptj-f16", "long=./qwen3-f16"]);
+    assert!(serving.opening.contains("with contexts of 96 to 512 tokens"), "{}", serving.opening);
+    for model in ["short", "long"] {
+        let body = format!(r#"{{"model":"{model}","prompt":[1,2,3],"max_tokens":1}}"#);
+        let answer = serving.ask("POST /v1/completions", "", &body);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
 /// The address is taken before anything of the model is looked at.
 #[test]
 fn a_port_that_is_taken_is_told_at_once() {
