@@ -254,7 +254,7 @@ impl Session {
 
     /// Whether it has a turn to compute, which may be paused.
     pub fn has_turn(&self) -> bool {
-        self.is_ready() || self.paused_from.is_some_and(Phase::is_ready)
+        self.is_ready() || !self.ending && self.paused_from.is_some_and(Phase::is_ready)
     }
 
     /// Whether it waits for its client, with nothing under way.

@@ -246,7 +246,7 @@ pub(super) fn experts_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
         return;
     }
     for shape @ [rows, top_k] in [[1, 2], [3, 2], [8, 3]] {
-        for replays in 0..=2 * usize::from(rig.device.info().captures) {
+        for &replays in &[0, 2][..1 + usize::from(rig.device.info().captures)] {
             let case = ExpertsCase::new(rig, shape);
             let (device, stream) = (&rig.device, rig.stream);
             if replays == 0 {
