@@ -19,6 +19,7 @@
 #include "linear_encoded_launch.cuh"
 
 #include <cstddef>
+#include <type_traits>
 
 namespace djinn {
 
@@ -284,7 +285,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
         const unsigned begin = pin_shared(shared_address(&barriers)), stages_at = pin_shared(ring);
         const unsigned past = pin_shared(begin + f.stages * unsigned(sizeof(Barrier)));
         unsigned barrier = begin, parity = 0, at = stages_at;
-        const unsigned all = stages, whole = a.k / (SEGMENTS * SEGMENT);
+        const unsigned whole = a.k / (SEGMENTS * SEGMENT);
         const auto compute_turn = [&](unsigned index, unsigned turn, bool is_last) {
             const bool has_rows = turn + first < f.share;
             Sums sums = {};
@@ -338,17 +339,24 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
                     }
                 }
             };
-            const auto decode = [&](unsigned stage, unsigned i, unsigned unit, uint2 (&to)[4]) {
+            const auto decode = [&](unsigned stage, unsigned i, unsigned unit, bool by_words, uint2 (&to)[4]) {
                 const char *from = shared_at(at + record + unit * 8 * PITCH + place(stage, i));
                 Prepared prepared;
                 if constexpr (PREPARES) {
                     const unsigned of = at + scales + i * next_scales + unit * 8 * 16;
                     *reinterpret_cast<uint4 *>(&prepared) = *reinterpret_cast<const uint4 *>(shared_at(of));
-                    const bool by_words = BYTES % 4 == 0 && i * Format::BYTES % 4 == 0;
                     prepared.template run_lane<APART>(from, part, by_words, to);
                 } else {
                     prepared.template run<Lanes::NEIGHBOURS>(from, part, quad, to);
                 }
+            };
+            const auto usual = [&](unsigned stage, unsigned i, bool by_words) {
+                Weights next;
+#pragma unroll
+                for (unsigned unit = 0; unit < EACH; ++unit) {
+                    decode(stage, i, unit, by_words, next[unit]);
+                }
+                go_on(next, i);
             };
             const auto decode_unusual = [&](unsigned stage, unsigned i, unsigned unit, uint2 (&to)[4]) {
                 const Segment segment(shared_at(at + rows_at + unit * 8 * PITCH + place(stage, i)));
@@ -358,33 +366,36 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
                     to[step] = {pick_bytes(to[step].x, to[step].y, 0x5410), pick_bytes(to[step].x, to[step].y, 0x7632)};
                 }
             };
-#pragma unroll 1
-            for (unsigned stage = 0; stage < all; ++stage) {
+            /* A whole stage has all its segments. In another one the rows end. */
+            const auto compute_stage = [&](unsigned stage, auto is_whole) {
                 if constexpr (STREAMED) {
                     Barrier::wait_both(barrier + READY, barrier + X_READY, parity);
                 } else {
                     Barrier::wait_at(barrier + READY, parity);
                 }
-                bool is_usual = has_rows && stage < whole;
+                bool is_usual = has_rows;
                 if constexpr (PREPARES && ROWS <= PREPARED_ROWS) {
                     is_usual = is_usual && *reinterpret_cast<const uint32_t *>(shared_at(at + flags)) != 0;
                 } else if constexpr (PREPARES) {
                     const uint2 both = *reinterpret_cast<const uint2 *>(shared_at(at + flags));
                     is_usual = is_usual && both.x != 0 && both.y != 0;
                 }
+                const auto is_within = [&](unsigned i) { return (stage * SEGMENTS + i) * SEGMENT + part * RUN < a.k; };
                 if (is_usual) {
+                    if constexpr (decltype(is_whole)::value) {
 #pragma unroll
-                    for (unsigned i = 0; i < SEGMENTS; ++i) {
-                        Weights next;
-#pragma unroll
-                        for (unsigned unit = 0; unit < EACH; ++unit) {
-                            decode(stage, i, unit, next[unit]);
+                        for (unsigned i = 0; i < SEGMENTS; ++i) {
+                            usual(stage, i, BYTES % 4 == 0 && i * Format::BYTES % 4 == 0);
                         }
-                        go_on(next, i);
+                    } else {
+#pragma unroll 1
+                        for (unsigned i = 0; is_within(i) && i < SEGMENTS; ++i) {
+                            usual(stage, i, Format::BYTES % 4 == 0);
+                        }
                     }
                 } else if (has_rows) {
 #pragma unroll 1
-                    for (unsigned i = 0; (stage * SEGMENTS + i) * SEGMENT + part * RUN < a.k && i < SEGMENTS; ++i) {
+                    for (unsigned i = 0; is_within(i) && i < SEGMENTS; ++i) {
                         Weights next;
 #pragma unroll
                         for (unsigned unit = 0; unit < EACH; ++unit) {
@@ -402,6 +413,13 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
                 if (barrier == past) {
                     barrier = begin, at = stages_at, parity ^= 1;
                 }
+            };
+#pragma unroll 1
+            for (unsigned stage = 0; stage < whole; ++stage) {
+                compute_stage(stage, std::true_type());
+            }
+            if (whole < stages) {
+                compute_stage(whole, std::false_type());
             }
             if constexpr (DELAYS) {
                 multiply(0, w);
