@@ -473,6 +473,13 @@ typedef struct djinn_group_args {
 } djinn_group_args;
 int djinn_group(const djinn_group_args *args, void *stream);
 
+/* djinn_route, then djinn_group of its choice: group.ids is route.ids. What group writes may share bytes with the logits. */
+typedef struct djinn_route_group_args {
+    djinn_route_args route;
+    djinn_group_args group;
+} djinn_route_group_args;
+int djinn_route_group(const djinn_route_group_args *args, void *stream);
+
 /*
  * djinn_linear for the slots of some experts, those of order[starts[e] .. starts[e + 1]] for each expert e: row s of out from
  * row s / slots_per_row of x, with the bits of djinn_linear for that row. Other rows of out are left alone; without slots no

@@ -14,6 +14,9 @@
  * over the warps of each, turns counts into places; then each warp goes through its run again, and lanes with the same
  * expert take places in order.
  *
+ * route_group: both of them. Up to 8 rows are routed by a warp each of one block, which then counts the slots before each slot
+ * and each expert; more rows go the way of both.
+ *
  * combine: out[r, :] = sum over j of weights[r, j] y[r top_k + j, :]. y f32 [rows top_k, width], weights f32 [rows, top_k],
  * out f32 [rows, width]. Fused multiply-adds in the order of j. Slots of the processor come from cpu_y, of y's shape.
  * Launch: blocks of 256 threads with 4 elements each, x over rows, y over columns.
@@ -41,8 +44,8 @@ __device__ __forceinline__ bool is_of_cpu(const djinn_cpu_slots &cpu, unsigned s
     return slot % cpu.top_k >= cpu.first && cpu.begin <= id && id < cpu.end;
 }
 
-/* Routes one row, of up to 32 EACH experts. */
-template <unsigned EACH> __device__ __forceinline__ void route_row(const djinn_route_args &a, unsigned row) {
+/* Routes one row, of up to 32 EACH experts. Gives the lane's choice, of the first top_k lanes. */
+template <unsigned EACH> __device__ __forceinline__ unsigned route_row(const djinn_route_args &a, unsigned row) {
     const unsigned lane = threadIdx.x % 32;
     const float *logits = a.logits + size_t(row) * a.experts;
     float at[EACH];
@@ -100,6 +103,7 @@ template <unsigned EACH> __device__ __forceinline__ void route_row(const djinn_r
         a.weights[size_t(row) * a.top_k + lane] = weight;
         a.ids[size_t(row) * a.top_k + lane] = chosen;
     }
+    return chosen;
 }
 
 } // namespace djinn
@@ -197,6 +201,40 @@ extern "C" __global__ void __launch_bounds__(djinn::GROUP_THREADS)
     }
 }
 
+template <unsigned EACH>
+__global__ void __launch_bounds__(djinn::GROUP_THREADS)
+    djinn_route_group_f32(const __grid_constant__ djinn_route_group_args both) {
+    using namespace djinn;
+    /* Of each slot, its expert if it belongs to the group. */
+    __shared__ unsigned experts[GROUP_WARPS * MOST_CHOSEN];
+    enter();
+    const djinn_group_args &a = both.group;
+    const unsigned row = threadIdx.x / 32, lane = threadIdx.x % 32, top_k = both.route.top_k;
+    if (row < both.route.rows) {
+        const unsigned id = route_row<EACH>(both.route, row), slot = row * top_k + lane;
+        if (lane < top_k) {
+            experts[slot] = is_of_cpu(a.cpu, slot, id) == (a.of_cpu != 0) ? id : NONE;
+        }
+    }
+    /* From here on, what is written may lie where the logits did. */
+    __syncthreads();
+    const unsigned mine = threadIdx.x < a.slots ? experts[threadIdx.x] : NONE;
+    if (mine != NONE) {
+        unsigned place = 0;
+        for (unsigned slot = 0; slot < a.slots; ++slot) {
+            place += experts[slot] < mine || (experts[slot] == mine && slot < threadIdx.x);
+        }
+        a.order[place] = threadIdx.x;
+    }
+    for (unsigned expert = threadIdx.x; expert <= a.experts; expert += GROUP_THREADS) {
+        unsigned before = 0;
+        for (unsigned slot = 0; slot < a.slots; ++slot) {
+            before += experts[slot] < expert;
+        }
+        a.starts[expert] = before;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(djinn::COMBINE_THREADS)
     djinn_combine_f32(const __grid_constant__ djinn_combine_args a) {
     using namespace djinn;
@@ -231,10 +269,14 @@ extern "C" __global__ void __launch_bounds__(djinn::COMBINE_THREADS)
     }
 }
 
+static bool is_routable(const djinn_route_args &a) {
+    return a.experts <= djinn::MOST_EXPERTS && a.top_k <= djinn::MOST_CHOSEN && a.top_k <= a.experts;
+}
+
 extern "C" int djinn_route(const djinn_route_args *args, void *stream) {
     using namespace djinn;
     const djinn_route_args &a = *args;
-    if (a.experts > MOST_EXPERTS || a.top_k > MOST_CHOSEN || a.top_k > a.experts) {
+    if (!is_routable(a)) {
         return cudaErrorInvalidValue;
     }
     const auto kernel = a.experts <= 32    ? djinn_route_f32<1>
@@ -250,6 +292,24 @@ extern "C" int djinn_group(const djinn_group_args *args, void *stream) {
         return cudaErrorInvalidValue;
     }
     return djinn::launch(djinn_group_u32, 1, djinn::GROUP_THREADS, 0, stream, *args);
+}
+
+extern "C" int djinn_route_group(const djinn_route_group_args *args, void *stream) {
+    using namespace djinn;
+    const djinn_route_args &a = args->route;
+    if (a.rows > GROUP_WARPS) {
+        const int code = djinn_route(&args->route, stream);
+        return code != cudaSuccess ? code : djinn_group(&args->group, stream);
+    }
+    if (!is_routable(a) || args->group.slots != a.rows * a.top_k) {
+        return cudaErrorInvalidValue;
+    }
+    const auto kernel = a.experts <= 32    ? djinn_route_group_f32<1>
+                        : a.experts <= 64  ? djinn_route_group_f32<2>
+                        : a.experts <= 128 ? djinn_route_group_f32<4>
+                        : a.experts <= 256 ? djinn_route_group_f32<8>
+                                           : djinn_route_group_f32<32>;
+    return launch(kernel, 1, GROUP_THREADS, 0, stream, *args);
 }
 
 extern "C" int djinn_combine(const djinn_combine_args *args, void *stream) {

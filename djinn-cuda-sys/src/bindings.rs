@@ -479,6 +479,18 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct djinn_route_group_args {
+    pub route: djinn_route_args,
+    pub group: djinn_group_args,
+}
+unsafe extern "C" {
+    pub fn djinn_route_group(
+        args: *const djinn_route_group_args,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct djinn_expert_linear_args {
     pub linear: djinn_linear_args,
     pub order: *const u32,

@@ -3,7 +3,9 @@
 
 use crate::access::{Access, Field};
 use crate::args::check::Checks;
-use crate::args::{self, Add, CopyExpert, CpuExperts, ExpertLinear, KvWrite, Linear, RmsNorm, Rope, SiluMul};
+use crate::args::{
+    self, Add, CopyExpert, CpuExperts, ExpertLinear, Group, KvWrite, Linear, RmsNorm, Rope, Route, SiluMul,
+};
 use crate::{Device, Result, Span, Stream};
 
 /// Calls the macro `$then` with the tokens `$with` and the table of operations. An entry has the operation's name, the
@@ -232,6 +234,13 @@ macro_rules! operations {
                 }
                 self.linear_tiles(stream, tiles)?;
                 Ok(false)
+            }
+
+            /// [`route`](Ops::route), then [`group`](Ops::group) of its choice, with the same bits; devices may do both in one
+            /// launch. `group.ids` is `route.ids`; what `group` writes may share bytes with `route.logits`.
+            fn route_group(&self, stream: Stream, route: &Route, group: &Group) -> Result<()> {
+                self.route(stream, route)?;
+                self.group(stream, group)
             }
 
             /// [`rope`](Ops::rope), then [`kv_write`](Ops::kv_write) of the same `qkv`, with the same bits; devices

@@ -92,7 +92,9 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                 clock = clock.max(known[group.0 as usize] + seconds);
             }
             clock += seconds;
-            known[launch.node.0 as usize] = clock;
+            for node in [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten() {
+                known[node.0 as usize] = clock;
+            }
             if let Some(chunk) = launch.release {
                 used[slot(chunk)] = clock;
             }

@@ -33,8 +33,8 @@ pub struct Launch {
     pub acquire: Option<ChunkId>,
     /// The streamed chunk that it is the last to read, if any.
     pub release: Option<ChunkId>,
-    /// Whether a router's choice is known after it. Copies of experts' chunks wait for that.
-    pub announces: bool,
+    /// The node that groups a router's choice, if that is known after the launch. Copies of experts' chunks wait for it.
+    pub announces: Option<NodeId>,
     /// The product that is the next launch and reads what this one completes, if one does.
     pub read_by: Option<NextProduct>,
     /// The addition that begins the next launch, if it alone reads what this one, a product with its whole weight, gives.
@@ -89,7 +89,8 @@ impl Program {
             loop {
                 let tiles = tile..run_end(graph, placement, tile, reader, detail);
                 tile = tiles.end;
-                let announces = graph.node(id).op.announces_choice().is_some();
+                let announces =
+                    [id, last].into_iter().find(|&id| graph.node(id).op.announces_choice().is_some());
                 let (acquire, release) = brackets(placement, &tiles);
                 let ends = placement.tiles.get(tile).is_none_or(|next| next.tile.node != reader);
                 let told = ends && detail == Detail::Fused;
@@ -151,6 +152,9 @@ fn fused(graph: &Graph, plan: &MemoryPlan, id: NodeId, tile: usize) -> Option<Fu
             Some(Fused { node: next, most_rows })
         }
         (Op::Rope { .. }, Op::KvWrite { .. }) if second.inputs[0] == first.inputs[0] => {
+            Some(Fused { node: next, most_rows: u64::MAX })
+        }
+        (Op::Route { .. }, Op::Group { .. }) if second.inputs[0] == first.outputs[1] => {
             Some(Fused { node: next, most_rows: u64::MAX })
         }
         (Op::Linear, Op::SiluMul) if second.inputs[0] == first.outputs[0] && first.weights.len() == 1 => {

@@ -279,6 +279,11 @@ impl Launch<'_> {
         kernel!(djinn_rope_kv_write, raw, self.stream)
     }
 
+    pub(crate) fn route_group(self, route: &args::Route, group: &args::Group) -> Result<()> {
+        let raw = sys::djinn_route_group_args { route: route.raw(self), group: group.raw(self) };
+        kernel!(djinn_route_group, raw, self.stream)
+    }
+
     /// Some rows of a product. `rounded` has these rows of the activations in the weight's type, if [`wants_rounded`]
     /// asks for them; results do not depend on it.
     ///

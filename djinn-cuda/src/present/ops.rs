@@ -432,6 +432,14 @@ impl Ops for CudaDevice {
         self.launch(stream, |launch| launch.rope_kv_write(rope, write))
     }
 
+    fn route_group(&self, stream: Stream, route: &args::Route, group: &args::Group) -> Result<()> {
+        if cfg!(debug_assertions) {
+            route.check();
+            group.check();
+        }
+        self.launch(stream, |launch| launch.route_group(route, group))
+    }
+
     fn expert_linears(&self, stream: Stream, products: &[args::ExpertLinear]) -> Result<()> {
         if cfg!(debug_assertions) {
             args::ExpertLinear::check_all(products);

@@ -253,13 +253,17 @@ impl<D: Ops> Work<'_, D> {
 
     fn routing(&self, stream: Stream) -> Result<()> {
         let high = |bytes: u64| self.buffer.slice(5 * REGION / 2, bytes);
+        let (cpu, of_cpu) = (CpuSlots::NONE, false);
         for experts in [32, 64, 128, 256, Route::MOST_EXPERTS] {
             let (logits, weights, ids) = (self.input(u64::from(experts) * 4), self.output(8), high(8));
             let (top_k, renormalise, rows) = (2, true, 1);
             let args = Route { logits, weights, ids, experts, top_k, renormalise, rows };
             self.device.route(stream, &args)?;
+            let after = |at: u64, bytes: u64| self.buffer.slice(5 * REGION / 2 + at, bytes);
+            let (order, starts) = (after(64, 8), after(128, (u64::from(experts) + 1) * 4));
+            let group = Group { ids, order, starts, experts, slots: top_k * rows, cpu, of_cpu };
+            self.device.route_group(stream, &args, &group)?;
         }
-        let (cpu, of_cpu) = (CpuSlots::NONE, false);
         let (ids, order, starts) = (self.input(8), self.output(8), high(8));
         self.device.group(stream, &Group { ids, order, starts, experts: 1, slots: 2, cpu, of_cpu })?;
         let (src, dst, starts, moved) = (self.input(16), self.output(16), self.input(8), high(4));

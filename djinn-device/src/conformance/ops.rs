@@ -73,7 +73,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 79] = named![
+    let checks: [Check<D>; 80] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -144,6 +144,7 @@ pub(super) fn each_op<D: Ops>(
         routing::routes_are_batch_invariant,
         routing::groups_slots_by_expert,
         routing::groups_leave_slots_to_the_cpu,
+        routing::routes_and_groups_at_once,
         routing::experts_match_the_reference,
         routing::experts_divide_large_weights,
         routing::experts_are_computed_at_once,

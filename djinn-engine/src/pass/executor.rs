@@ -14,7 +14,7 @@ use djinn_device::args::{
 };
 use djinn_device::{Ops, Stream};
 use djinn_srg::{Graph, KvPlan, Node, NodeId, Op, Rows};
-use djinn_vmu::{DataSegment, Launch, LoadedTile, Placement, Program, StackSegment, TextSegment};
+use djinn_vmu::{DataSegment, Fused, Launch, LoadedTile, Placement, Program, StackSegment, TextSegment};
 
 /// One pass: binds the rows of a step to the launches of a program.
 pub(super) struct Executor<'a, D: Ops> {
@@ -81,19 +81,19 @@ impl<'a, D: Ops> Executor<'a, D> {
                 self.mark(Mark::Acquired)?;
             }
             let node = graph.node(launch.node);
-            let rows = graph.value(node.outputs[0]).rows(self.rows) as u32;
+            let rows = self.rows_of(node);
             if rows > 0 {
                 self.hooked = hooks.are_at(index);
-                match launch.fused.map(|fused| (graph.node(fused.node), fused.most_rows)) {
-                    Some((next, most)) if u64::from(rows) <= most && !self.hooked => {
-                        self.launch_pair(node, next, launch, rows)?;
+                match launch.fused {
+                    Some(Fused { node: next, most_rows }) if u64::from(rows) <= most_rows && !self.hooked => {
+                        self.launch_pair(next, launch)?;
                     }
-                    Some((next, _)) => {
-                        self.launch(node, launch, rows)?;
+                    Some(Fused { node: next, .. }) => {
+                        self.launch(launch.node, launch)?;
                         hooks.enqueue_within(device, compute, index, launch.node)?;
-                        self.launch(next, launch, rows)?;
+                        self.launch(next, launch)?;
                     }
-                    None => self.launch(node, launch, rows)?,
+                    None => self.launch(launch.node, launch)?,
                 }
                 hooks.enqueue_after(device, compute, index)?;
                 self.mark(Mark::Launch { index, rows })?;
@@ -101,10 +101,10 @@ impl<'a, D: Ops> Executor<'a, D> {
             if let Some(chunk) = launch.release {
                 self.text.streamer.release(device, compute, chunk)?;
             }
-            if launch.announces {
-                let starts = self.span(node.outputs[1]);
-                self.text.streamer.routed(device, compute, launch.node, starts)?;
-                self.begin_experts_on_cpu(launch.node, rows)?;
+            if let Some(group) = launch.announces {
+                let starts = self.span(graph.node(group).outputs[1]);
+                self.text.streamer.routed(device, compute, group, starts)?;
+                self.begin_experts_on_cpu(group)?;
             }
         }
         debug_assert!(self.experts.is_empty(), "{:?} were not enqueued", self.experts);
@@ -115,8 +115,10 @@ impl<'a, D: Ops> Executor<'a, D> {
         self.trace.as_mut().map_or(Ok(()), |trace| trace.mark(self.device, self.compute, mark))
     }
 
-    /// Runs two fused nodes.
-    fn launch_pair(&mut self, node: &Node, next: &Node, launch: &Launch, rows: u32) -> Result<()> {
+    /// Runs a launch's node fused with the next one.
+    fn launch_pair(&mut self, id: NodeId, launch: &Launch) -> Result<()> {
+        let [node, next] = [launch.node, id].map(|id| self.graph.node(id));
+        let rows = self.rows_of(node);
         match (&node.op, &next.op) {
             (Op::Add, &Op::RmsNorm { eps }) => {
                 let weight = self.text.tiles()[launch.tiles.start].parts[0];
@@ -135,6 +137,12 @@ impl<'a, D: Ops> Executor<'a, D> {
                 write.check();
                 self.device.rope_kv_write(self.compute, &rope, &write)?;
             }
+            (Op::Route { .. }, Op::Group { .. }) => {
+                let (route, group) = (self.route(node), self.group(id));
+                route.check();
+                group.check();
+                self.device.route_group(self.compute, &route, &group)?;
+            }
             (Op::Linear, Op::SiluMul) => {
                 self.linear(node, launch, Some(self.silu_mul(next, launch, rows)))?;
             }
@@ -143,9 +151,10 @@ impl<'a, D: Ops> Executor<'a, D> {
         Ok(())
     }
 
-    /// Launches a node. Only a product may read several tiles.
-    fn launch(&mut self, node: &Node, launch: &Launch, rows: u32) -> Result<()> {
-        let (device, stream) = (self.device, self.compute);
+    /// Runs one node of a launch. Only a product may read several tiles.
+    fn launch(&mut self, id: NodeId, launch: &Launch) -> Result<()> {
+        let (device, stream, node) = (self.device, self.compute, self.graph.node(id));
+        let rows = self.rows_of(node);
         let input = |i: usize| self.span(node.inputs[i]);
         let output = |i: usize| self.span(node.outputs[i]);
         let width = || self.width(node.outputs[0]);
@@ -197,8 +206,8 @@ impl<'a, D: Ops> Executor<'a, D> {
                 let (x, indices, out) = (input(0), input(1), output(0));
                 enqueue!(select_rows, SelectRows { x, indices, out, width: width(), rows })
             }
-            Op::Route { .. } => enqueue!(route, self.route(node, rows)),
-            Op::Group { .. } => enqueue!(group, self.group(launch.node, rows)),
+            Op::Route { .. } => enqueue!(route, self.route(node)),
+            Op::Group { .. } => enqueue!(group, self.group(id)),
             Op::ExpertLinear { .. } => self.expert_product(node, launch, rows)?,
             Op::Combine { .. } => self.combine(launch.node, rows)?,
         }
@@ -212,7 +221,7 @@ impl<'a, D: Ops> Executor<'a, D> {
         let tiles = &self.text.tiles()[launch.tiles.clone()];
         let (k, out_width) = (self.width(node.inputs[0]), self.width(node.outputs[0]));
         let (x, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
-        let all = 0..self.graph.value(node.outputs[0]).rows(self.rows) as u32;
+        let all = 0..self.rows_of(node);
         let runs = self.runs_of(node, tiles).unwrap_or(std::slice::from_ref(&all));
         for rows in runs {
             let (x, out) = (words(x, rows, k), words(out, rows, out_width));

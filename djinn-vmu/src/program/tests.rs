@@ -86,7 +86,7 @@ proptest! {
         prop_assert_eq!((tile, held), (placement.tiles.len(), None));
         let acquired: Vec<ChunkId> = program.launches.iter().filter_map(|launch| launch.acquire).collect();
         prop_assert_eq!(acquired, placement.streamed().collect::<Vec<_>>());
-        let announced = program.launches.iter().filter(|launch| launch.announces).count() as u32;
+        let announced = program.launches.iter().filter(|launch| launch.announces.is_some()).count() as u32;
         prop_assert_eq!(announced, if experts > 0 { layers } else { 0 });
     }
 }

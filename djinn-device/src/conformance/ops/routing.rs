@@ -147,6 +147,57 @@ pub(super) fn groups_slots_by_expert<D: Ops>(rig: &mut Rig<D>) {
     }
 }
 
+/// A choice and its groups at once give the bits of one after the other, also where the groups lie over the logits.
+pub(super) fn routes_and_groups_at_once<D: Ops>(rig: &mut Rig<D>) {
+    for (i, [experts, top_k]) in CHOICES.into_iter().enumerate() {
+        for rows in [1, 2, 7, 8, 9, 33] {
+            let mut logits = rig.random.spread(rows * experts, 8.0);
+            if i % 2 == 0 {
+                logits.iter_mut().for_each(|x| *x = (*x / 2.0).round());
+            }
+            let room = rows * (experts + top_k) + 64;
+            let (first, begin) = ([0, top_k / 2][i % 2], 4 * (rows * top_k).next_multiple_of(4));
+            let mut run = |at_once: bool, over: bool, of_cpu: bool| {
+                let (route, weights) = route(&logits, [experts, top_k], true)(rig, 0, rows);
+                let both = rig.upload(&[logits.clone(), vec![0.0; room - logits.len()]].concat());
+                let route = Route { logits: both.slice(0, 4 * logits.len() as u64), ..route };
+                let place = if over { both } else { rig.blank(4 * (room + experts)) };
+                let (order, starts) = (
+                    place.slice(0, 4 * (rows * top_k) as u64),
+                    place.slice(begin as u64, 4 * (experts as u64 + 1)),
+                );
+                let cpu = cpu_slots([top_k, first], experts);
+                let (ids, slots) = (route.ids, (rows * top_k) as u32);
+                let group = Group { ids, order, starts, experts: experts as u32, slots, cpu, of_cpu };
+                if at_once {
+                    route.check();
+                    group.check();
+                    rig.enqueued(rig.device.route_group(rig.stream, &route, &group));
+                } else {
+                    rig.enqueue(route);
+                    rig.enqueue(group);
+                }
+                let mut found: Vec<Vec<u32>> =
+                    [weights, ids, order, starts].map(|span| rig.download(span)).into();
+                // Places past the last slot of the group are not written.
+                let grouped = found[3][experts] as usize;
+                found[2].truncate(grouped);
+                rig.clear();
+                found
+            };
+            for of_cpu in [false, true] {
+                let want = run(false, false, of_cpu);
+                for over in [false, true] {
+                    let name = format!(
+                        "{rows} rows to {top_k} of {experts}, over the logits: {over}, of the CPU: {of_cpu}"
+                    );
+                    assert_eq!(run(true, over, of_cpu), want, "{name}");
+                }
+            }
+        }
+    }
+}
+
 /// The slots of the device and those of the CPU, which go to host memory.
 pub(super) fn groups_leave_slots_to_the_cpu<D: Ops>(rig: &mut Rig<D>) {
     for experts in [1_usize, 8, 255, 1024] {

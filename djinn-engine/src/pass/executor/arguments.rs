@@ -32,6 +32,11 @@ impl<D: Ops> Executor<'_, D> {
         [node.inputs[0], node.outputs[0]].into_iter().all(|id| is_aligned(self.width(id)))
     }
 
+    /// The rows of what a node gives: of a group and of experts' products, slots.
+    pub(super) fn rows_of(&self, node: &Node) -> u32 {
+        self.graph.value(node.outputs[0]).rows(self.rows) as u32
+    }
+
     pub(super) fn add(&self, node: &Node) -> Add {
         let len = self.graph.value(node.outputs[0]).elements(self.rows);
         let (a, b, out) = (self.span(node.inputs[0]), self.span(node.inputs[1]), self.span(node.outputs[0]));

@@ -9,11 +9,11 @@ use djinn_vmu::{CpuExchange, Launch, LoadedTile};
 
 impl<D: Ops> Executor<'_, D> {
     /// Each row's experts.
-    pub(super) fn route(&self, node: &Node, rows: u32) -> Route {
+    pub(super) fn route(&self, node: &Node) -> Route {
         let Op::Route { experts, top_k, renormalise } = node.op else { unreachable!("called for a choice") };
         let [logits, weights, ids] =
             [node.inputs[0], node.outputs[0], node.outputs[1]].map(|id| self.span(id));
-        Route { logits, weights, ids, experts, top_k, renormalise, rows }
+        Route { logits, weights, ids, experts, top_k, renormalise, rows: self.rows_of(node) }
     }
 
     /// Computes the product of an expert's slots, or keeps it for the next launch, which computes both.
@@ -51,18 +51,20 @@ impl<D: Ops> Executor<'_, D> {
     }
 
     /// The slots of each expert that the device computes.
-    pub(super) fn group(&self, id: NodeId, slots: u32) -> Group {
+    pub(super) fn group(&self, id: NodeId) -> Group {
         let node = self.graph.node(id);
         let &Op::Group { experts, .. } = &node.op else { unreachable!("called for a group") };
         let [ids, order, starts] = [node.inputs[0], node.outputs[0], node.outputs[1]].map(|id| self.span(id));
         let cpu = self.text.cpu_router(id).map_or(CpuSlots::NONE, |(router, _)| router.slots);
-        Group { ids, order, starts, experts, slots, cpu, of_cpu: false }
+        Group { ids, order, starts, experts, slots: self.rows_of(node), cpu, of_cpu: false }
     }
 
     /// Lets the CPU begin with the slots that `group` has left to it, if any. Call it once copies of experts' weights
     /// can begin.
-    pub(super) fn begin_experts_on_cpu(&self, group: NodeId, slots: u32) -> Result<()> {
-        let Some((router, exchange)) = self.text.cpu_router(group) else { return Ok(()) };
+    pub(super) fn begin_experts_on_cpu(&self, id: NodeId) -> Result<()> {
+        let Some((router, exchange)) = self.text.cpu_router(id) else { return Ok(()) };
+        let group = self.group(id);
+        let slots = group.slots;
         let CpuExchange { starts, .. } = exchange;
         let rows = slots / router.slots.top_k;
         let floats =
@@ -89,7 +91,7 @@ impl<D: Ops> Executor<'_, D> {
             down: products(&router.down, act, y),
         };
         experts.check();
-        let of_cpu = Group { order, starts, of_cpu: true, ..self.group(group, slots) };
+        let of_cpu = Group { order, starts, of_cpu: true, ..group };
         of_cpu.check();
         let (device, compute) = (self.device, self.compute);
         device.copy_promptly(compute, self.span(up.inputs[0]), x)?;
