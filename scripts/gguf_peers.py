@@ -3,7 +3,8 @@
 
     python3 scripts/gguf_peers.py --gguf FILE --djinn-bench BINARY --llama-bench BINARY --json OUT.json
         [--prompt 2048] [--tokens 128] [--rounds 2] [--runs 5] [--device cuda:0]
-        [--stream 24GiB] [--stream-prompt 512] [--stream-tokens 8] [--offload-layers 47]
+        [--stream 24GiB] [--cpu-share 0.4] [--stream-prompt 512] [--stream-tokens 8]
+        [--offload-layers 47 | --experts-on-cpu 20]
 
 `make_synthetic_gguf.py` writes such a file without a download. The programs take turns, `--rounds` times, and have the
 weights on the card. Each process loads the file, warms up, and takes `--runs` samples:
@@ -14,9 +15,10 @@ weights on the card. Each process loads the file, warms up, and takes `--runs` s
 
 llama.cpp has flash attention on and f16 keys and values. Its prompts run with physical batches of 512 tokens (its default)
 and of 2048; the faster of both counts. `--stream` is a budget that does not hold the weights (repeat for more): Djinn then
-streams the rest, and is compared with the bandwidth of the link, measured before. `--offload-layers` is the number of layers
-that llama.cpp has on the card within such a budget; it computes the others on the host. Without --llama-bench only Djinn is
-timed.
+streams the rest, and is compared with the bandwidth of the link, measured before; with `--cpu-share` it is timed a second time,
+with the CPU beside the link. Within such a budget llama.cpp has a number of layers on the card, `--offload-layers`, and computes
+the others on the host; or it has all but the experts of the first layers there, `--experts-on-cpu` (its --n-cpu-moe). What either
+occupies at most, with its driver's context, is read from nvidia-smi. Without --llama-bench only Djinn is timed.
 """
 
 import argparse
@@ -28,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import results
@@ -65,10 +68,11 @@ class Djinn:
     def __init__(self, args):
         self.args, self.commands = args, []
 
-    def sample(self, prompt, tokens, runs, vram=None):
+    def sample(self, prompt, tokens, runs, vram=None, share=None):
         words = [self.args.djinn_bench, "sample", "--system", "RESIDENT" if vram is None else "FULL"]
         words += ["--model", self.args.gguf, "--prompt", prompt, "--tokens", tokens + 1, "--runs", runs]
         words += ["--device", self.args.device] + ([] if vram is None else ["--vram", vram])
+        words += [] if share is None else ["--cpu-share", share]
         self.commands.append(shown(words))
         last = [line for line in run(words).splitlines() if line.startswith("{")][-1]
         return json.loads(last)
@@ -94,18 +98,21 @@ class Djinn:
             run(words)
             return json.loads(path.read_text())["pinned"]["up_gbps"]
 
-    def streamed(self, vram, gbps):
+    def streamed(self, vram, gbps, share=None):
         args = self.args
-        samples = self.sample(args.stream_prompt, args.stream_tokens, args.stream_runs, vram)["samples"]
+        with Occupied() as card:
+            samples = self.sample(args.stream_prompt, args.stream_tokens, args.stream_runs, vram, share)["samples"]
         token_ms = statistics.median(sample["tpot_ms"] for sample in samples)
         bytes_per_pass = samples[0]["streamed_bytes_per_pass"]
         return {
             "vram_bytes": vram,
+            "cpu_share": share,
             "token_ms": token_ms,
             "prompt_ms": statistics.median(sample["ttft_ms"] for sample in samples),
             "streamed_bytes_per_pass": bytes_per_pass,
             "link_share": bytes_per_pass / (token_ms * 1e6) / gbps,
             "device_peak_bytes": max(sample["device_peak_bytes"] for sample in samples),
+            "occupied_bytes": card.peak,
             "samples": samples,
         }
 
@@ -114,10 +121,11 @@ class Llama:
     def __init__(self, args):
         self.args, self.commands, self.build, self.layers = args, [], {}, 0 if args.device == "cpu" else 999
 
-    def bench(self, *more, runs=None, layers=None):
+    def bench(self, *more, runs=None, layers=None, experts=None):
         """Tests as llama-bench reports them."""
         words = [self.args.llama_bench, "-m", self.args.gguf, "-fa", "on", "-o", "json", *more]
         words += ["-ngl", layers or self.layers, "-r", runs or self.args.runs]
+        words += [] if experts is None else ["--n-cpu-moe", experts]
         self.commands.append(shown(words))
         tests = json.loads(run(words))
         keys = ("build_commit", "gpu_info", "backends", "model_type", "model_size", "n_batch", "type_k", "flash_attn")
@@ -135,12 +143,16 @@ class Llama:
         out["token_ms"] = [ns / 1e6 / tokens for ns in test["samples_ns"]]
         return out
 
-    def offloaded(self, layers):
-        """Some layers on the card, the others on the host."""
-        args, out = self.args, {"layers": layers}
+    def offloaded(self):
+        """Some layers on the card, the others on the host; or all, but not all experts."""
+        args = self.args
+        out = {"layers": args.offload_layers, "experts_on_cpu": args.experts_on_cpu}
         prompt, tokens = args.stream_prompt, args.stream_tokens
-        more = ("-p", prompt, "-n", tokens, "-d", f"0,{prompt}")
-        for test in self.bench(*more, runs=args.stream_runs, layers=layers):
+        more = ("-p", prompt, "-n", tokens, "-d", f"0,{prompt}", "-b", max(UBATCHES), "-ub", min(prompt, max(UBATCHES)))
+        with Occupied() as card:
+            tests = self.bench(*more, runs=args.stream_runs, layers=args.offload_layers, experts=args.experts_on_cpu)
+        out["occupied_bytes"] = card.peak
+        for test in tests:
             middle = statistics.median(test["samples_ns"]) / 1e6
             if test["n_prompt"] and not test["n_depth"]:
                 out["prompt_ms"] = middle
@@ -148,6 +160,29 @@ class Llama:
                 out["token_ms"] = middle / tokens
             out.update({key: test[key] for key in ("cpu_info", "n_threads")})
         return out
+
+
+class Occupied:
+    """The most memory that programs occupied on the first card meanwhile, in steps of a MiB, less what was occupied before."""
+
+    def __enter__(self):
+        self.before, self.most, self.done = self.now(), 0, threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+        self.peak = self.most - self.before
+
+    def watch(self):
+        while not self.done.wait(0.25):
+            self.most = max(self.most, self.now())
+
+    @staticmethod
+    def now():
+        return int(run(["nvidia-smi", "-i", 0, "--query-gpu=memory.used", "--format=csv,noheader,nounits"])) << 20
 
 
 def machine(device):
@@ -179,14 +214,17 @@ def markdown(report):
     body += [[f"{name}", f"{row['prompt_ms']:.3f}", f"{row['token_ms']:.3f}"] for name, row in report["ratios"].items()]
     text = f"{where}\n" + (f"\n{how}\n\n" + results.table(1, head, body) if rows else "")
     if report["streamed"]:
-        head = ["budget, GiB", "streamed per pass, GB", "ms per token", "of the link"]
-        body = [[f"{row['vram_bytes'] / 2**30:g}", f"{row['streamed_bytes_per_pass'] / 1e9:.3f}", f"{row['token_ms']:.2f}",
-                 f"{row['link_share']:.3f}"] for row in report["streamed"]]
+        head = ["budget, GiB", "occupied, GiB", "share of the CPU", "streamed per pass, GB", "first token, ms", "ms per token", "of the link"]
+        body = [[f"{row['vram_bytes'] / 2**30:g}", f"{row['occupied_bytes'] / 2**30:.2f}", f"{row['cpu_share'] or 0:g}", f"{row['streamed_bytes_per_pass'] / 1e9:.3f}",
+                 f"{row['prompt_ms']:.1f}", f"{row['token_ms']:.2f}", f"{row['link_share']:.3f}"]
+                for row in report["streamed"]]
         text += f"\nThe link gives {report['link_gbps']:.1f} GB/s.\n\n" + results.table(0, head, body)
     if report["offloaded"]:
         row = report["offloaded"]
-        text += f"\nllama.cpp with {row['layers']} layers on the card: {row['token_ms']:.1f} ms per token, "
-        text += f"the prompt in {row['prompt_ms']:.0f} ms.\n"
+        how = f"{row['layers']} layers on the card" if row["layers"] else (
+            f"the experts of {row['experts_on_cpu']} layers on the host")
+        text += f"\nllama.cpp with {how}: {row['token_ms']:.2f} ms per token, the prompt in {row['prompt_ms']:.0f} ms, "
+        text += f"{row['occupied_bytes'] / 2**30:.2f} GiB of the card.\n"
     return text
 
 
@@ -202,16 +240,22 @@ def parse():
     parser.add_argument("--stream", type=size, action="append", default=[], metavar="BYTES")
     for name, default in (("prompt", 512), ("tokens", 8), ("runs", 3)):
         parser.add_argument(f"--stream-{name}", type=int, default=default)
-    parser.add_argument("--offload-layers", type=int, metavar="N")
+    parser.add_argument("--cpu-share", type=float, metavar="F")
+    offload = parser.add_mutually_exclusive_group()
+    offload.add_argument("--offload-layers", type=int, metavar="N")
+    offload.add_argument("--experts-on-cpu", type=int, metavar="LAYERS")
     args = parser.parse_args()
     for path in (args.gguf, args.djinn_bench, args.llama_bench):
         if path is not None and not path.is_file():
             parser.error(f"{path}: no such file")
-    if args.offload_layers and not args.llama_bench:
-        parser.error("--offload-layers is llama.cpp's: name --llama-bench")
+    offloads = args.offload_layers is not None or args.experts_on_cpu is not None
+    if offloads and not args.llama_bench:
+        parser.error("--offload-layers and --experts-on-cpu are llama.cpp's: name --llama-bench")
+    if args.cpu_share and not args.stream:
+        parser.error("--cpu-share is of a budget's streamed weights: name --stream")
     if min(args.prompt, args.tokens, args.runs, args.stream_prompt, args.stream_tokens, args.stream_runs) < 1:
         parser.error("numbers of tokens and runs are 1 or more")
-    if args.rounds < 1 and not args.stream and not args.offload_layers:
+    if args.rounds < 1 and not args.stream and not offloads:
         parser.error("--rounds 0 alone measures nothing")
     return args
 
@@ -243,7 +287,7 @@ class Report:
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "llama_cpp": self.programs["llama.cpp"].build if args.llama_bench else {},
             "file": {"name": args.gguf.name, "bytes": args.gguf.stat().st_size},
-            "settings": {key: value for key, value in vars(args).items() if isinstance(value, (int, list, str))},
+            "settings": {key: value for key, value in vars(args).items() if isinstance(value, (int, float, list, str))},
             "medians": middle,
             "ratios": ratios,
             "link_gbps": self.link_gbps,
@@ -271,13 +315,14 @@ def main():
     for vram in args.stream:
         djinn = programs["djinn"]
         report.link_gbps = report.link_gbps or djinn.link()
-        row = djinn.streamed(vram, report.link_gbps)
-        short = f"{row['token_ms']:.1f} ms per token, {row['link_share']:.3f} of {report.link_gbps:.1f} GB/s"
-        print(f"{vram} bytes: {short}", file=sys.stderr, flush=True)
-        report.streamed.append(row)
-        text = report.write()
-    if args.offload_layers:
-        report.offloaded = programs["llama.cpp"].offloaded(args.offload_layers)
+        for share in (None, args.cpu_share)[:2 if args.cpu_share else 1]:
+            row = djinn.streamed(vram, report.link_gbps, share)
+            short = f"{row['token_ms']:.1f} ms per token, {row['link_share']:.3f} of {report.link_gbps:.1f} GB/s"
+            print(f"{vram} bytes, share {share or 0:g}: {short}", file=sys.stderr, flush=True)
+            report.streamed.append(row)
+            text = report.write()
+    if args.offload_layers is not None or args.experts_on_cpu is not None:
+        report.offloaded = programs["llama.cpp"].offloaded()
         text = report.write()
     print(text)
 

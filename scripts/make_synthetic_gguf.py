@@ -4,8 +4,8 @@
     python3 scripts/make_synthetic_gguf.py llama-3.1-8b OUT.gguf [--seed 1] [--processes 16]
         [--change layers=2 --change vocab=512]
 
-For measuring programs on one file without a download. Needs numpy. Matrices are in Q4_K, and in Q6_K or Q5_K where
-llama.cpp's quantisation gives more bits (use_more_bits in llama-quant.cpp); norms are f32. Blocks are random bytes, with
+For measuring programs on one file without a download. Needs numpy. Matrices are in Q4_K, and in Q6_K, Q5_K or
+Q8_0 where llama.cpp's quantisation gives more bits (llama_tensor_get_type in llama-quant.cpp); norms and routers are f32. Blocks are random bytes, with
 scales that give elements a mean of about 0 and a standard deviation of 0.02, or of 1.25 / sqrt(hidden) where that is more.
 The file has no vocabulary, only its size (llama.cpp's no_vocab): programs take prompts as token ids. The same arguments give
 the same bytes, with any number of processes and any numpy that keeps SFC64's stream.
@@ -23,26 +23,33 @@ from pathlib import Path
 
 import numpy as np
 
-# The keys that --change takes, and each shape's values.
-KEYS = ("hidden", "intermediate", "layers", "heads", "kv_heads", "vocab", "context", "theta", "llama3_factor")
+# The keys that --change takes, and each shape's values. `intermediate` is an expert's where there are any.
+KEYS = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "theta", "llama3_factor",
+        "experts", "experts_used")
 SHAPES = {
-    "llama-3.1-8b": (4096, 14336, 32, 32, 8, 128256, 131072, 500000.0, 8.0),
-    "llama-3-70b": (8192, 28672, 80, 64, 8, 128256, 8192, 500000.0, 0.0),
-    "llama-2-70b": (8192, 28672, 80, 64, 8, 32000, 4096, 10000.0, 0.0),
-    "tiny": (256, 512, 8, 4, 2, 512, 2048, 10000.0, 0.0),
+    "llama-3.1-8b": (4096, 14336, 32, 32, 8, 128, 128256, 131072, 500000.0, 8.0, 0, 0),
+    "llama-3-70b": (8192, 28672, 80, 64, 8, 128, 128256, 8192, 500000.0, 0.0, 0, 0),
+    "llama-2-70b": (8192, 28672, 80, 64, 8, 128, 32000, 4096, 10000.0, 0.0, 0, 0),
+    "mixtral-8x7b": (4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e6, 0.0, 8, 2),
+    "qwen3-30b-a3b": (2048, 768, 48, 32, 4, 128, 151936, 40960, 1e6, 0.0, 128, 8),
+    "tiny": (256, 512, 8, 4, 2, 64, 512, 2048, 10000.0, 0.0, 0, 0),
+    "tiny-mixtral": (256, 512, 8, 4, 2, 64, 512, 2048, 10000.0, 0.0, 8, 2),
+    "tiny-qwen3-moe": (256, 512, 8, 4, 2, 128, 512, 2048, 10000.0, 0.0, 16, 4),
 }
+OPTIONAL = ("llama3_factor", "experts", "experts_used")
 ALIGNMENT = 32
-BLOCK = 256  # elements of a block of any K format
-PIECE = 1 << 15  # blocks that are made at a time
+SUPER = 256  # elements of a block of any K format
+PIECE = 1 << 23  # elements that are made at a time
 EPS = 1e-5
 Q4_K_M = 15  # of llama.cpp's file types
 
 
 @dataclass(frozen=True)
 class Format:
-    """How blocks of 256 elements lie in memory."""
+    """How blocks of `elements` lie in memory."""
 
     number: int  # ggml's
+    elements: int
     dtype: np.dtype
     deviation: float  # of elements where d is 1 and dmin is `offset`
     offset: float  # makes their mean 0
@@ -53,24 +60,32 @@ def with_minimum(number, dtype, top):
     q, six = np.arange(top + 1.0), np.arange(64.0)
     offset = q.mean()
     variance = (six**2).mean() * ((q**2).mean() + offset**2) - 2 * (six.mean() * offset) ** 2
-    return Format(number, np.dtype(dtype), math.sqrt(variance), offset)
+    return Format(number, SUPER, np.dtype(dtype), math.sqrt(variance), offset)
 
 
 def signed(number, dtype, bits):
     """Elements are d * scale * q, with 8 bits for scale and `bits` for q, both with signs."""
     squares = [(np.arange(-(2.0 ** (width - 1)), 2.0 ** (width - 1)) ** 2).mean() for width in (8, bits)]
-    return Format(number, np.dtype(dtype), math.sqrt(squares[0] * squares[1]), 0.0)
+    return Format(number, SUPER, np.dtype(dtype), math.sqrt(squares[0] * squares[1]), 0.0)
 
 
 Q4_K = with_minimum(12, [("d", "<f2"), ("dmin", "<f2"), ("rest", "u1", 12 + 128)], 15)
 Q5_K = with_minimum(13, [("d", "<f2"), ("dmin", "<f2"), ("rest", "u1", 12 + 32 + 128)], 31)
 Q6_K = signed(14, [("rest", "u1", 128 + 64 + 16), ("d", "<f2")], 6)
+# Elements are d * q, with 8 bits for q.
+Q8_0 = Format(8, 32, np.dtype([("d", "<f2"), ("rest", "u1", 32)]), math.sqrt((np.arange(-128.0, 128) ** 2).mean()), 0.0)
 F32 = 0
+
+
+ROUTER = "ffn_gate_inp"
 
 
 def mix(shape, name, layer):
     """The format of a matrix by llama.cpp's rules for Q4_K_M."""
-    layers = shape["layers"]
+    layers, name = shape["layers"], name.removesuffix("_exps")
+    # Mixtral's, where these are a small part of the file.
+    if shape["experts"] == 8 and name in ("attn_k", "attn_v", "attn_output"):
+        return Q5_K if name == "attn_output" else Q8_0
     more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     if name == "output" or name in ("attn_v", "ffn_down") and more:
         return Q6_K
@@ -79,26 +94,38 @@ def mix(shape, name, layer):
 
 
 def tensors(shape):
-    """Name, rows, columns and format in the file's order; vectors have one row and no format."""
-    hidden, intermediate, vocab = shape["hidden"], shape["intermediate"], shape["vocab"]
-    head = hidden // shape["heads"]
-    yield "token_embd.weight", vocab, hidden, mix(shape, "token_embd", 0)
+    """Name, dimensions (ggml's order: the columns first) and format in the file's order; f32 tensors have no format."""
+    hidden, intermediate, vocab, head = (shape[key] for key in ("hidden", "intermediate", "vocab", "head_dim"))
+    yield "token_embd.weight", (hidden, vocab), mix(shape, "token_embd", 0)
     if shape["llama3_factor"]:
-        yield "rope_freqs.weight", 1, head // 2, None
-    kv = shape["kv_heads"] * head
-    parts = [("attn_q", hidden, hidden), ("attn_k", kv, hidden), ("attn_v", kv, hidden), ("attn_output", hidden, hidden),
-             ("ffn_gate", intermediate, hidden), ("ffn_up", intermediate, hidden), ("ffn_down", hidden, intermediate)]
+        yield "rope_freqs.weight", (head // 2,), None
+    heads, kv = shape["heads"] * head, shape["kv_heads"] * head
+    experts = (shape["experts"],) if shape["experts"] else ()
+    suffix = "_exps" if experts else ""
+    parts = [("attn_q", (hidden, heads)), ("attn_k", (hidden, kv)), ("attn_v", (hidden, kv)), ("attn_output", (heads, hidden)),
+             (f"ffn_gate{suffix}", (hidden, intermediate, *experts)), (f"ffn_up{suffix}", (hidden, intermediate, *experts)),
+             (f"ffn_down{suffix}", (intermediate, hidden, *experts))]
     for layer in range(shape["layers"]):
         for norm in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{norm}.weight", 1, hidden, None
-        for name, rows, columns in parts:
-            yield f"blk.{layer}.{name}.weight", rows, columns, mix(shape, name, layer)
-    yield "output_norm.weight", 1, hidden, None
-    yield "output.weight", vocab, hidden, mix(shape, "output", 0)
+            yield f"blk.{layer}.{norm}.weight", (hidden,), None
+        if architecture(shape) == "qwen3moe":
+            for norm in ("attn_q_norm", "attn_k_norm"):
+                yield f"blk.{layer}.{norm}.weight", (head,), None
+        if experts:
+            yield f"blk.{layer}.{ROUTER}.weight", (hidden, *experts), None
+        for name, dims in parts:
+            yield f"blk.{layer}.{name}.weight", dims, mix(shape, name, layer)
+    yield "output_norm.weight", (hidden,), None
+    yield "output.weight", (hidden, vocab), mix(shape, "output", 0)
 
 
-def size(rows, columns, form):
-    return rows * columns // BLOCK * form.dtype.itemsize if form else rows * columns * 4
+def architecture(shape):
+    """Mixtral is llama.cpp's `llama` with experts."""
+    return "qwen3moe" if shape["experts"] > 8 else "llama"
+
+
+def size(dims, form):
+    return math.prod(dims) // form.elements * form.dtype.itemsize if form else math.prod(dims) * 4
 
 
 def text(value):
@@ -110,54 +137,69 @@ def keys(shape, name, seed):
     """The metadata, encoded: a number of pairs, and their bytes."""
     string, u32, f32 = (lambda v: struct.pack("<I", 8) + text(v)), (lambda v: struct.pack("<II", 4, v)), (
         lambda v: struct.pack("<If", 6, v))
+    arch = architecture(shape)
     pairs = {
-        "general.architecture": string("llama"),
+        "general.architecture": string(arch),
         "general.name": string(f"{name} with random weights, seed {seed}"),
         "general.file_type": u32(Q4_K_M),
         "general.quantization_version": u32(2),
         "general.alignment": u32(ALIGNMENT),
-        "llama.block_count": u32(shape["layers"]),
-        "llama.context_length": u32(shape["context"]),
-        "llama.embedding_length": u32(shape["hidden"]),
-        "llama.feed_forward_length": u32(shape["intermediate"]),
-        "llama.attention.head_count": u32(shape["heads"]),
-        "llama.attention.head_count_kv": u32(shape["kv_heads"]),
-        "llama.attention.layer_norm_rms_epsilon": f32(EPS),
-        "llama.rope.dimension_count": u32(shape["hidden"] // shape["heads"]),
-        "llama.rope.freq_base": f32(shape["theta"]),
-        "llama.vocab_size": u32(shape["vocab"]),
+        f"{arch}.block_count": u32(shape["layers"]),
+        f"{arch}.context_length": u32(shape["context"]),
+        f"{arch}.embedding_length": u32(shape["hidden"]),
+        f"{arch}.feed_forward_length": u32(shape["intermediate"]),
+        f"{arch}.attention.head_count": u32(shape["heads"]),
+        f"{arch}.attention.head_count_kv": u32(shape["kv_heads"]),
+        f"{arch}.attention.layer_norm_rms_epsilon": f32(EPS),
+        f"{arch}.rope.dimension_count": u32(shape["head_dim"]),
+        f"{arch}.rope.freq_base": f32(shape["theta"]),
+        f"{arch}.vocab_size": u32(shape["vocab"]),
         "tokenizer.ggml.model": string("no_vocab"),
     }
+    if shape["heads"] * shape["head_dim"] != shape["hidden"]:
+        pairs |= {f"{arch}.attention.{part}_length": u32(shape["head_dim"]) for part in ("key", "value")}
+    if shape["experts"]:
+        pairs |= {
+            f"{arch}.expert_count": u32(shape["experts"]),
+            f"{arch}.expert_used_count": u32(shape["experts_used"]),
+            f"{arch}.expert_feed_forward_length": u32(shape["intermediate"]),
+        }
     return len(pairs), b"".join(text(key) + value for key, value in pairs.items())
 
 
 def header(shape, name, seed):
     """The bytes before the tensors' data, and each tensor's place in the file."""
     infos, places, at = b"", [], 0
-    for tensor, rows, columns, form in tensors(shape):
-        dims = [columns, rows] if form else [columns]
+    for tensor, dims, form in tensors(shape):
         infos += text(tensor) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, form.number if form else F32, at)
-        places.append((tensor, rows, columns, form, at))
-        at += -(-size(rows, columns, form) // ALIGNMENT) * ALIGNMENT
+        places.append((tensor, dims, form, at))
+        at += -(-size(dims, form) // ALIGNMENT) * ALIGNMENT
     count, pairs = keys(shape, name, seed)
     data = b"GGUF" + struct.pack("<IQQ", 3, len(places), count) + pairs + infos
     data += b"\0" * (-len(data) % ALIGNMENT)
-    return data, [(tensor, rows, columns, form, len(data) + at) for tensor, rows, columns, form, at in places]
+    return data, [(tensor, dims, form, len(data) + at) for tensor, dims, form, at in places]
 
 
 def divisors(shape):
     """By how much Llama 3.1 divides each frequency."""
-    head = shape["hidden"] // shape["heads"]
+    head = shape["head_dim"]
     turns = 8192 / (2 * np.pi * shape["theta"] ** (np.arange(0, head, 2) / head))
     kept = np.clip((turns - 1) / (4 - 1), 0, 1)
     return 1 / (kept + (1 - kept) / shape["llama3_factor"])
 
 
-def vector(shape, seed, index, tensor, columns):
+def deviation_of(shape):
+    return max(0.02, 1.25 / math.sqrt(shape["hidden"]))
+
+
+def floats(shape, seed, index, tensor, dims):
+    """A norm's or a router's weights, or the divisors of frequencies."""
     if tensor == "rope_freqs.weight":
         return divisors(shape).astype("<f4")
     dice = np.random.Generator(np.random.SFC64([seed, index]))
-    return (1 + 0.05 * dice.standard_normal(columns)).astype("<f4")
+    if ROUTER in tensor:
+        return (deviation_of(shape) * dice.standard_normal(math.prod(dims))).astype("<f4")
+    return (1 + 0.05 * dice.standard_normal(math.prod(dims))).astype("<f4")
 
 
 def blocks(form, count, deviation, dice):
@@ -187,26 +229,25 @@ def write_piece(job):
 
 
 def jobs(path, shape, seed, places):
-    deviation = max(0.02, 1.25 / math.sqrt(shape["hidden"]))
-    for index, (_, rows, columns, form, at) in enumerate(places):
+    for index, (_, dims, form, at) in enumerate(places):
         if form:
-            all_blocks = rows * columns // BLOCK
-            for first in range(0, all_blocks, PIECE):
-                yield path, form, seed, index, first, min(PIECE, all_blocks - first), deviation, at
+            all_blocks, piece = math.prod(dims) // form.elements, PIECE // form.elements
+            for first in range(0, all_blocks, piece):
+                yield path, form, seed, index, first, min(piece, all_blocks - first), deviation_of(shape), at
 
 
 def write(path, shape, name, seed, processes):
     """Writes the file; its bytes."""
     data, places = header(shape, name, seed)
-    _, rows, columns, form, at = places[-1]
-    total = at + size(rows, columns, form)
+    _, dims, form, at = places[-1]
+    total = at + size(dims, form)
     with open(path, "wb") as file:
         file.truncate(total)
         file.write(data)
-        for index, (tensor, _, columns, form, at) in enumerate(places):
+        for index, (tensor, dims, form, at) in enumerate(places):
             if form is None:
                 file.seek(at)
-                file.write(vector(shape, seed, index, tensor, columns).tobytes())
+                file.write(floats(shape, seed, index, tensor, dims).tobytes())
     with multiprocessing.Pool(processes) as pool:
         for _ in pool.imap_unordered(write_piece, jobs(str(path), shape, seed, places), chunksize=4):
             pass
@@ -224,11 +265,14 @@ def shape_of(name, changes):
         except ValueError:
             sys.exit(f"--change {change}: a number is expected")
     for key, value in shape.items():
-        if value <= 0 and key != "llama3_factor" or value < 0:
+        if value <= 0 and key not in OPTIONAL or value < 0:
             sys.exit(f"{key} is {value}, which is too small")
-    for key, unit in (("hidden", BLOCK), ("intermediate", BLOCK), ("hidden", 2 * shape["heads"])):
-        if shape[key] % unit:
-            sys.exit(f"{key} is {shape[key]}, which is no multiple of {unit}")
+    if bool(shape["experts"]) != bool(shape["experts_used"]) or shape["experts_used"] > shape["experts"]:
+        sys.exit(f"of {shape['experts']} experts, {shape['experts_used']} cannot be used")
+    for key, value, unit in (("hidden", shape["hidden"], SUPER), ("intermediate", shape["intermediate"], SUPER),
+                             ("heads * head_dim", shape["heads"] * shape["head_dim"], SUPER), ("head_dim", shape["head_dim"], 2)):
+        if value % unit:
+            sys.exit(f"{key} is {value}, which is no multiple of {unit}")
     return shape
 
 
