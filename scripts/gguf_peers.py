@@ -15,10 +15,10 @@ weights on the card. Each process loads the file, warms up, and takes `--runs` s
 
 llama.cpp has flash attention on and f16 keys and values. Its prompts run with physical batches of 512 tokens (its default)
 and of 2048; the faster of both counts. `--stream` is a budget that does not hold the weights (repeat for more): Djinn then
-streams the rest, and is compared with the bandwidth of the link, measured before; with `--cpu-share` it is timed a second time,
-with the CPU beside the link. Within such a budget llama.cpp has a number of layers on the card, `--offload-layers`, and computes
-the others on the host; or it has all but the experts of the first layers there, `--experts-on-cpu` (its --n-cpu-moe). What either
-occupies at most, with its driver's context, is read from nvidia-smi. Without --llama-bench only Djinn is timed.
+streams the rest, and is compared with the bandwidth of the link, measured before; with `--cpu-share` it is timed a second
+time, with the CPU beside the link. Within such a budget llama.cpp has a number of layers on the card, `--offload-layers`, and
+computes the others on the host; or it has all but the experts of the first layers there, `--experts-on-cpu` (its --n-cpu-moe).
+What either occupies at most, with its driver's context, is read from nvidia-smi. Without --llama-bench only Djinn is timed.
 """
 
 import argparse
@@ -214,10 +214,11 @@ def markdown(report):
     body += [[f"{name}", f"{row['prompt_ms']:.3f}", f"{row['token_ms']:.3f}"] for name, row in report["ratios"].items()]
     text = f"{where}\n" + (f"\n{how}\n\n" + results.table(1, head, body) if rows else "")
     if report["streamed"]:
-        head = ["budget, GiB", "occupied, GiB", "share of the CPU", "streamed per pass, GB", "first token, ms", "ms per token", "of the link"]
-        body = [[f"{row['vram_bytes'] / 2**30:g}", f"{row['occupied_bytes'] / 2**30:.2f}", f"{row['cpu_share'] or 0:g}", f"{row['streamed_bytes_per_pass'] / 1e9:.3f}",
-                 f"{row['prompt_ms']:.1f}", f"{row['token_ms']:.2f}", f"{row['link_share']:.3f}"]
-                for row in report["streamed"]]
+        head = ["budget, GiB", "occupied, GiB", "share of the CPU", "streamed per pass, GB", "first token, ms", "ms per token",
+                "of the link"]
+        body = [[f"{row['vram_bytes'] / 2**30:g}", f"{row['occupied_bytes'] / 2**30:.2f}", f"{row['cpu_share'] or 0:g}",
+                 f"{row['streamed_bytes_per_pass'] / 1e9:.3f}", f"{row['prompt_ms']:.1f}", f"{row['token_ms']:.2f}",
+                 f"{row['link_share']:.3f}"] for row in report["streamed"]]
         text += f"\nThe link gives {report['link_gbps']:.1f} GB/s.\n\n" + results.table(0, head, body)
     if report["offloaded"]:
         row = report["offloaded"]

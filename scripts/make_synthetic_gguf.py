@@ -4,11 +4,11 @@
     python3 scripts/make_synthetic_gguf.py llama-3.1-8b OUT.gguf [--seed 1] [--processes 16]
         [--change layers=2 --change vocab=512]
 
-For measuring programs on one file without a download. Needs numpy. Matrices are in Q4_K, and in Q6_K, Q5_K or
-Q8_0 where llama.cpp's quantisation gives more bits (llama_tensor_get_type in llama-quant.cpp); norms and routers are f32. Blocks are random bytes, with
-scales that give elements a mean of about 0 and a standard deviation of 0.02, or of 1.25 / sqrt(hidden) where that is more.
-The file has no vocabulary, only its size (llama.cpp's no_vocab): programs take prompts as token ids. The same arguments give
-the same bytes, with any number of processes and any numpy that keeps SFC64's stream.
+For measuring programs on one file without a download. Needs numpy. Matrices are in Q4_K, and in Q6_K, Q5_K or Q8_0 where
+llama.cpp's quantisation gives more bits (llama_tensor_get_type in llama-quant.cpp); norms and routers are f32. Blocks are
+random bytes, with scales that give elements a mean of about 0 and a standard deviation of 0.02, or of 1.25 / sqrt(hidden)
+where that is more. The file has no vocabulary, only its size (llama.cpp's no_vocab): programs take prompts as token ids. The
+same arguments give the same bytes, with any number of processes and any numpy that keeps SFC64's stream.
 """
 
 import argparse
@@ -269,8 +269,9 @@ def shape_of(name, changes):
             sys.exit(f"{key} is {value}, which is too small")
     if bool(shape["experts"]) != bool(shape["experts_used"]) or shape["experts_used"] > shape["experts"]:
         sys.exit(f"of {shape['experts']} experts, {shape['experts_used']} cannot be used")
-    for key, value, unit in (("hidden", shape["hidden"], SUPER), ("intermediate", shape["intermediate"], SUPER),
-                             ("heads * head_dim", shape["heads"] * shape["head_dim"], SUPER), ("head_dim", shape["head_dim"], 2)):
+    heads = ("heads * head_dim", shape["heads"] * shape["head_dim"], SUPER)
+    for key, value, unit in (("hidden", shape["hidden"], SUPER), ("intermediate", shape["intermediate"], SUPER), heads,
+                             ("head_dim", shape["head_dim"], 2)):
         if value % unit:
             sys.exit(f"{key} is {value}, which is no multiple of {unit}")
     return shape
