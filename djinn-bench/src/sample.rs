@@ -31,6 +31,9 @@ pub(crate) struct Sample {
     /// Weights that cross to the device, or are computed elsewhere, in a decode pass: the mean. Of experts, only the chosen
     /// ones cross.
     pub(crate) streamed_bytes_per_pass: u64,
+    /// Weights that the CPU computes with in host memory in such a pass, and how long that takes: the means.
+    pub(crate) cpu_bytes_per_pass: Option<u64>,
+    pub(crate) cpu_ms_per_pass: Option<f64>,
     /// Streamed bytes by the time in which copies ran, 1e9 bytes/s.
     pub(crate) copy_gbps: Option<f64>,
     /// The most device memory, by the system's own accounting.
@@ -198,6 +201,8 @@ fn sample<D: Ops>(engine: &Engine<D>, generated: Generated, at: &[f64], logits: 
         total_ms: at[at.len() - 1],
         token_ms,
         streamed_bytes_per_pass: decoded.streamed_bytes.checked_div(passes).unwrap_or(0),
+        cpu_bytes_per_pass: decoded.cpu_bytes.checked_div(passes),
+        cpu_ms_per_pass: (passes > 0).then(|| decoded.cpu.as_secs_f64() * 1e3 / passes as f64),
         copy_gbps: copied,
         device_peak_bytes: Some(engine.usage(Space::Device).peak + engine.device().info().reserved_bytes),
         host_peak_bytes: system::peak_memory(),

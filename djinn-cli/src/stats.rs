@@ -33,6 +33,8 @@ pub(crate) struct RunStats {
     pub(crate) streamed_bytes_per_token: Option<u64>,
     /// Weights that the CPU computed with in host memory, for each token after the first.
     pub(crate) cpu_bytes_per_token: Option<u64>,
+    /// How long that took, on a GPU.
+    pub(crate) cpu_ms_per_token: Option<f64>,
     /// Streamed bytes by the time in which copies ran, GB/s.
     pub(crate) copy_gbps: Option<f64>,
     /// Time in which operations waited for a copy.
@@ -81,6 +83,8 @@ impl RunStats {
                 .streamed_bytes
                 .checked_div(stats.decode_passes as u64),
             cpu_bytes_per_token: stats.decode_streamed.cpu_bytes.checked_div(stats.decode_passes as u64),
+            cpu_ms_per_token: (stats.decode_passes > 0 && !stats.decode_streamed.cpu.is_zero())
+                .then(|| ms(stats.decode_streamed.cpu) / stats.decode_passes as f64),
             copy_gbps: copied,
             stall_ms: ms(all.stall),
             stalls: all.stalls,
@@ -143,7 +147,10 @@ impl RunStats {
         });
         let on_cpu = match self.cpu_bytes_per_token {
             Some(0) | None => String::new(),
-            Some(bytes) => format!(" ({} more stay in host memory, for the CPU)", size::human(bytes)),
+            Some(bytes) => {
+                let time = self.cpu_ms_per_token.map_or_else(String::new, |ms| format!(", {ms:.2} ms"));
+                format!(" ({} more stay in host memory, for the CPU{time})", size::human(bytes))
+            }
         };
         let copies = self.copy_gbps.zip(self.copy_hidden).map(|(rate, hidden)| {
             let (stalls, ms, hidden) = (self.stalls, self.stall_ms, hidden * 100.0);

@@ -163,6 +163,11 @@ pub trait Device: Send {
     /// before that.
     fn timestamp(&self, event: Event) -> Option<Duration>;
 
+    /// How long the CPU has computed for a device of other memory since the last call; zero if it never does.
+    fn take_cpu_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Captures the work that `work` enqueues on `streams`, instead of running it. Meanwhile nothing may be enqueued
     /// on other streams or allocated, and the host may ask and wait for nothing. A wait for an event that was not recorded within the
     /// capture is dropped, since a replay starts after everything before it.

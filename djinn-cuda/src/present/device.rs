@@ -382,6 +382,10 @@ impl Device for CudaDevice {
         self.sticky(self.events.timestamp(event)).ok()?
     }
 
+    fn take_cpu_time(&self) -> Duration {
+        self.cpu.as_ref().map_or(Duration::ZERO, CpuThread::take_time)
+    }
+
     fn capture<E: From<djinn_device::Error>>(
         &self,
         streams: &[Stream],

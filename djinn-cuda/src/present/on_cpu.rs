@@ -16,9 +16,10 @@ use djinn_device::args::{CpuExperts, ExpertLinear, Linear, SiluMul, Weight};
 use djinn_device::{CpuOps, Error, HostLinear, HostWeight, panic_line};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// Polls that only relax the core before the thread yields it.
 const SPINS: u32 = 20_000;
@@ -41,6 +42,8 @@ struct Shared {
     ended: AtomicBool,
     /// The message of the first product that panicked.
     failure: OnceLock<String>,
+    /// Nanoseconds of works since they were last taken.
+    worked: AtomicU64,
 }
 
 #[derive(Default)]
@@ -113,6 +116,7 @@ impl CpuThread {
             news: Condvar::new(),
             ended: AtomicBool::new(false),
             failure: OnceLock::new(),
+            worked: AtomicU64::new(0),
         });
         let own = Arc::clone(&shared);
         let thread = Builder::new().name("djinn-on-cpu".to_owned()).spawn(move || own.serve());
@@ -128,6 +132,11 @@ impl CpuThread {
     /// The message of a product that panicked.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.shared.failure.get().map(String::as_str)
+    }
+
+    /// How long works took since the last call.
+    pub(crate) fn take_time(&self) -> Duration {
+        Duration::from_nanos(self.shared.worked.swap(0, Ordering::Relaxed))
     }
 
     /// Enqueues the request for a work. The stream must [wait](Self::wait) for it before it requests another one.
@@ -210,6 +219,7 @@ impl Shared {
                 works.known.remove(&number);
             }
             drop(works);
+            let began = Instant::now();
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 let (work, _) = known.expect("the stream asks for a work that is known");
                 work.run(&*self.ops);
@@ -217,6 +227,7 @@ impl Shared {
             if let Err(panic) = outcome {
                 let _ = self.failure.set(panic_line(&*panic));
             }
+            self.worked.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
             // After a failure too: the stream goes on, and the next call on the device tells.
             self.words.done().store(1, Ordering::Release);
         }

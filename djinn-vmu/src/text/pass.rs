@@ -32,6 +32,8 @@ pub struct PassStats {
     pub streamed_bytes: u64,
     /// Bytes of weights that this pass used in host memory.
     pub cpu_bytes: u64,
+    /// Time in which the CPU computed with them, where that is not the device.
+    pub cpu: Duration,
     /// Time in which those copies ran.
     pub copy: Duration,
     /// Time in which operations waited for a copy.
@@ -51,6 +53,7 @@ impl PassStats {
     pub fn add(&mut self, other: &PassStats) {
         self.streamed_bytes += other.streamed_bytes;
         self.cpu_bytes += other.cpu_bytes;
+        self.cpu += other.cpu;
         self.copy += other.copy;
         self.stall += other.stall;
         self.stalls += other.stalls;

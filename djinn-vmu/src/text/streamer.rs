@@ -275,7 +275,8 @@ impl Streamer {
         if let Some(check) = &self.check {
             check.read(device, |sums| self.verify(sums, pass))?;
         }
-        let mut stats = PassStats { cpu_bytes: self.cpu_bytes_of_experts(device), ..PassStats::default() };
+        let (cpu_bytes, cpu) = (self.cpu_bytes_of_experts(device), device.take_cpu_time());
+        let mut stats = PassStats { cpu_bytes, cpu, ..PassStats::default() };
         for (slot, bytes, marks, _) in self.ended() {
             if self.stayed(slot) {
                 stats.cpu_bytes += slot.copy.destination().len();
