@@ -486,6 +486,8 @@ int djinn_route_group(const djinn_route_group_args *args, void *stream);
  * weight is read. `weights` has the tiles of expert ids[0], up to DJINN_LINEAR_TILES of linear.n rows in all, then those of
  * ids[1], and so on; all experts have tiles of the same sizes. linear.weights is not read. linear.rows is the number of all
  * slots, and so of rows of out. There is no bias, and linear.rounded is null. The result does not depend on the workspace.
+ * `settled`: an earlier djinn_expert_linear on the stream had this order and starts, and nothing has written them since. So they
+ * may be read before the work in between is done.
  */
 typedef struct djinn_expert_linear_args {
     djinn_linear_args linear;
@@ -494,10 +496,11 @@ typedef struct djinn_expert_linear_args {
     void *workspace;        /* for rows of x in the weight's type, at a multiple of 16 bytes; or null */
     uint64_t workspace_bytes;
     const void *weights[DJINN_EXPERT_TILES];
-    uint32_t ids[DJINN_EXPERT_TILES]; /* [chosen], below experts and different */
+    uint32_t ids[DJINN_EXPERT_TILES]; /* [chosen], below experts and ascending */
     uint32_t chosen;                  /* experts whose products are computed; up to DJINN_EXPERT_TILES tiles in all */
     uint32_t experts;                 /* all that have slots, also those that are not chosen */
     uint32_t slots_per_row;
+    uint32_t settled;
 } djinn_expert_linear_args;
 int djinn_expert_linear(const djinn_expert_linear_args *args, void *stream);
 

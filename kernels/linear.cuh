@@ -126,14 +126,26 @@ struct Routed {
 /* Experts of a lane, where each lane of a warp has as many. */
 constexpr unsigned LANE_EXPERTS = DJINN_EXPERT_TILES / 32;
 
-/* The positions of the expert with that index; none past the last. The previous kernel is done. */
+/*
+ * The slots of experts are settled for kernels after their first product: it lets the next kernel begin only once the work
+ * before itself is done, theirs among it. A later product that is told so finds its slots, and copies weights, before it waits.
+ */
+__device__ __forceinline__ void await_slots(const djinn_expert_linear_args &a, bool early) {
+    if (!early || a.settled == 0) {
+        await_previous();
+    }
+    release_next();
+}
+
+/* The positions of the expert with that index; none past the last. The slots are known. */
 struct ExpertRange {
     unsigned first, end;
 
     __device__ __forceinline__ ExpertRange(const djinn_expert_linear_args &a, const SlotRange &all, unsigned index)
         : first(all.first), end(all.first) {
         if (index < a.chosen) {
-            const uint32_t *const starts = a.starts + a.ids[index];
+            /* Lanes read different arguments one after another. */
+            const uint32_t *const starts = a.starts + (a.chosen == a.experts ? index : a.ids[index]);
             first = min(max(starts[0], all.first), all.end), end = max(first, min(starts[1], all.end));
         }
     }
@@ -160,11 +172,11 @@ inline unsigned dynamic_shared() {
 
 /*
  * The slots of a portion: up to `most` successive ones of one expert. The experts' portions follow one another; past the last
- * there are no slots. All lanes call it. Waits for the previous kernel.
+ * there are no slots. All lanes call it. Waits for the previous kernel, unless it is called `early` and they are settled.
  */
-__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned portion, unsigned most,
-                                           SlotRange range) {
-    enter();
+__device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, unsigned portion, unsigned most, SlotRange range,
+                                           bool early = false) {
+    await_slots(a, early);
     const unsigned lane = threadIdx.x % 32;
     /* All are loaded before one is used. */
     const ExpertRange ranges[LANE_EXPERTS] = {{a, range, lane}, {a, range, lane + 32}, {a, range, lane + 64}, {a, range, lane + 96}};
@@ -194,15 +206,15 @@ __device__ __forceinline__ Routed slots_of(const djinn_expert_linear_args &a, un
  * another, which takes long if many warps do so.
  */
 __device__ __forceinline__ Routed slots_of_block(const djinn_expert_linear_args &a, unsigned portion, unsigned most,
-                                                 SlotRange range) {
+                                                 SlotRange range, bool early = false) {
     __shared__ Routed found;
     if (threadIdx.x < 32) {
-        const Routed mine = slots_of(a, portion, most, range);
+        const Routed mine = slots_of(a, portion, most, range, early);
         if (threadIdx.x == 0) {
             found = mine;
         }
     } else {
-        enter();
+        await_slots(a, early);
     }
     __syncthreads();
     return found;
@@ -262,7 +274,7 @@ template <unsigned EXPERTS> struct RoutedParts {
      */
     __device__ __forceinline__ bool find(const djinn_expert_linear_args &a, const SlotRange &range, unsigned shares,
                                          unsigned at_once, unsigned index) {
-        enter();
+        await_slots(a, false);
         if (const unsigned lane = threadIdx.x; lane < 32) {
             unsigned begin = 0;
 #pragma unroll

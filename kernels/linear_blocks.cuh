@@ -260,9 +260,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
         const unsigned part = warp % PARTIALS, first = warp / PARTIALS * ROWS, threads = groups * GROUP_THREADS;
         const unsigned lane = pin(threadIdx.x % 32), row = lane / 4, quad = pin(lane % 4);
         const unsigned size = pin_shared(stage_size), end = ring + f.stages * size, staged = end + beside(groups) - ALIGN;
-        if (a.fresh != 0 || rows.slots == nullptr) {
-            await_previous();
-        }
+        await_previous();
         if constexpr (!STREAMED) {
             stage_fours<T, Lanes::NEIGHBOURS, APART>(a, rows, staged, threads);
             meet(threads);
@@ -493,6 +491,7 @@ template <typename Format, unsigned EACH, unsigned TILES, bool STREAMED, typenam
             if constexpr (PREPARES) {
                 work.prepare(warp - computing);
             }
+            await_previous();
         } else {
             if (a.fresh != 0) {
                 await_previous();
@@ -521,10 +520,12 @@ __global__ void __launch_bounds__(BlocksRows<Format, EACH, TILES, STREAMED>::MOS
     if (a.order == nullptr) {
         release_next();
     } else {
-        rows = slots_of_block(a, blockIdx.y, f.most, f.range);
+        rows = slots_of_block(a, blockIdx.y, f.most, f.range, true);
     }
     if (rows.count() > 0) {
         DJINN_ON_HOPPER((BlocksRows<Format, EACH, TILES, STREAMED>::run(a.linear, rows, f, maps)));
+    } else {
+        await_previous();
     }
 }
 

@@ -47,7 +47,7 @@ class ExpertArgs(ctypes.Structure):
         ("workspace_bytes", ctypes.c_uint64),
         ("weights", ctypes.c_void_p * EXPERT_TILES),
         ("ids", ctypes.c_uint32 * EXPERT_TILES),
-        *((name, ctypes.c_uint32) for name in "chosen experts slots_per_row".split()),
+        *((name, ctypes.c_uint32) for name in "chosen experts slots_per_row settled".split()),
     ]
 
 

@@ -502,6 +502,7 @@ pub struct djinn_expert_linear_args {
     pub chosen: u32,
     pub experts: u32,
     pub slots_per_row: u32,
+    pub settled: u32,
 }
 unsafe extern "C" {
     pub fn djinn_expert_linear(

@@ -87,7 +87,7 @@ impl CudaDevice {
                 let weight = std::iter::once((args.weight, args.n));
                 let decoded = self.decode_weights(launch, weight, args.k, rows)?;
                 let products = vec![args::ExpertLinear { n, out_column, ..*args }];
-                launch.expert_linear(&Experts { products, tiles: 1 }, workspace, Some(decoded))
+                launch.expert_linear(&Experts { products, tiles: 1 }, workspace, Some(decoded), false)
             })?;
         }
         Ok(())

@@ -53,6 +53,8 @@ pub struct CudaDevice {
     cpu: Option<CpuThread>,
     /// The activations that a call left in the workspace, if nothing has changed it since, nor what they were rounded from.
     pub(crate) prepared: Cell<Option<Prepared>>,
+    /// The stream, order and starts of the latest product of experts, if no slots were grouped since.
+    pub(crate) settled: Cell<Option<(Stream, Span, Span)>>,
     /// The most rows for which a product reads the weight once.
     pub(crate) rows_at_once: u32,
     /// Dropped last: it may end the context.
@@ -132,6 +134,7 @@ impl CudaDevice {
             lost: OnceCell::new(),
             cpu: None,
             prepared: Cell::new(None),
+            settled: Cell::new(None),
             rows_at_once: rows_at_once(),
             _share: share,
         };
@@ -202,6 +205,22 @@ impl CudaDevice {
         work: impl FnOnce(Launch<'_>) -> crate::Result<()>,
     ) -> Result<()> {
         self.on(stream, |raw| work(Launch { memory: &self.memory, stream: raw, rounded: None }))
+    }
+
+    /// Forgets what is known of the contents of `dst`.
+    fn overwrites(&self, dst: Span) {
+        if self.prepared.get().is_some_and(|prepared| prepared.x.overlaps(dst)) {
+            self.prepared.set(None);
+        }
+        if self.settled.get().is_some_and(|(_, order, starts)| order.overlaps(dst) || starts.overlaps(dst)) {
+            self.settled.set(None);
+        }
+    }
+
+    /// Forgets what is known of any contents.
+    fn forgets(&self) {
+        self.prepared.set(None);
+        self.settled.set(None);
     }
 
     /// Claims the workspaces for a stream, before it uses them.
@@ -327,9 +346,7 @@ impl Device for CudaDevice {
     fn copy(&self, stream: Stream, src: Span, dst: Span) -> Result<()> {
         assert!(src.len() == dst.len(), "a copy of {src:?} to {dst:?} of another length");
         assert!(!src.overlaps(dst), "a copy of {src:?} to overlapping {dst:?}");
-        if self.prepared.get().is_some_and(|prepared| prepared.x.overlaps(dst)) {
-            self.prepared.set(None);
-        }
+        self.overwrites(dst);
         let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
         self.beside(stream, |raw| raw.copy(src, dst))
     }
@@ -340,11 +357,13 @@ impl Device for CudaDevice {
         if src.is_empty() {
             return Ok(());
         }
+        self.overwrites(dst);
         let (src, dst) = (self.memory.resolve(src), self.memory.resolve(dst));
         self.launch(stream, |launch| launch.copy(src, dst))
     }
 
     fn fill(&self, stream: Stream, dst: Span, byte: u8) -> Result<()> {
+        self.overwrites(dst);
         let dst = self.memory.resolve(dst);
         self.on(stream, |raw| raw.fill(dst, byte))
     }
@@ -404,10 +423,10 @@ impl Device for CudaDevice {
             }
             error => self.lose(&error),
         };
-        self.prepared.set(None);
+        self.forgets();
         let captured =
             self.captures.capture(self.context, (streams, &raw), work, || self.events.end_capture(), failed);
-        self.prepared.set(None);
+        self.forgets();
         // What a captured stream claimed runs when the first one replays it.
         self.scratch.return_to(streams[0]);
         captured
@@ -415,7 +434,7 @@ impl Device for CudaDevice {
 
     fn replay(&self, capture: Capture) -> Result<()> {
         self.enter()?;
-        self.prepared.set(None);
+        self.forgets();
         let all = self.streams.borrow();
         self.captures.with(capture, |kept: &Kept| {
             self.claim_scratch(kept.streams[0])?;
@@ -439,7 +458,7 @@ impl Device for CudaDevice {
     }
 
     fn write_host<R>(&self, span: Span, write: impl FnOnce(&mut [u8]) -> R) -> R {
-        self.prepared.set(None);
+        self.forgets();
         self.memory.write_host(span, write)
     }
 }

@@ -443,12 +443,13 @@ impl Launch<'_> {
     }
 
     /// Products of experts. `workspace` is for rounded activations, if [`wants_rounded`] asks for them; results do not
-    /// depend on it. A weight that is one tile may lie `decoded` in a workspace.
+    /// depend on it. A weight that is one tile may lie `decoded` in a workspace. `settled`: see `djinn.h`.
     pub(crate) fn expert_linear(
         self,
         experts: &Experts,
         workspace: Option<Place>,
         decoded: Option<Place>,
+        settled: bool,
     ) -> Result<()> {
         let Experts { products, tiles } = experts;
         let args = &products[0];
@@ -490,6 +491,7 @@ impl Launch<'_> {
             chosen: (products.len() / tiles) as u32,
             experts: (args.starts.len() / 4 - 1) as u32,
             slots_per_row: args.slots_per_row,
+            settled: settled.into(),
         };
         kernel!(djinn_expert_linear, raw, self.stream)
     }

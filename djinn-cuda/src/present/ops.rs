@@ -323,6 +323,15 @@ macro_rules! operation {
             self.copy_experts(stream, std::slice::from_ref(args))
         }
     };
+    (group $Args:ident) => {
+        fn group(&self, stream: Stream, args: &args::Group) -> Result<()> {
+            if cfg!(debug_assertions) {
+                args.check();
+            }
+            self.settled.set(None);
+            self.launch(stream, |launch| launch.group(args))
+        }
+    };
     (attention $Args:ident) => {
         fn attention(&self, stream: Stream, args: &args::Attention) -> Result<()> {
             if cfg!(debug_assertions) {
@@ -437,6 +446,7 @@ impl Ops for CudaDevice {
             route.check();
             group.check();
         }
+        self.settled.set(None);
         self.launch(stream, |launch| launch.route_group(route, group))
     }
 
@@ -459,7 +469,10 @@ impl Ops for CudaDevice {
             if workspace.is_some() {
                 self.claim_scratch(stream)?;
             }
-            self.launch(stream, |launch| launch.expert_linear(&together, workspace, None))?;
+            let slots = Some((stream, first.order, first.starts));
+            let settled = self.settled.get() == slots;
+            self.launch(stream, |launch| launch.expert_linear(&together, workspace, None, settled))?;
+            self.settled.set(slots);
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ pub(super) fn each_op<D: Ops>(
     tolerance: Tolerance,
     run: &mut dyn FnMut(&'static str, &dyn Fn()),
 ) {
-    let checks: [Check<D>; 80] = named![
+    let checks: [Check<D>; 81] = named![
         linear::matches_the_reference,
         linear::divides_large_weights,
         linear::leaves_other_columns_alone,
@@ -98,6 +98,7 @@ pub(super) fn each_op<D: Ops>(
         encoded::embeds_rows_exactly,
         encoded::experts_match_the_reference,
         encoded::experts_are_computed_at_once,
+        encoded::experts_follow_one_another,
         attention::matches_the_reference,
         attention::is_batch_invariant,
         attention::keeps_sequences_apart,

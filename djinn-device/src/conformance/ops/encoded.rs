@@ -4,7 +4,7 @@ use super::Stored;
 use super::linear::{is_large, read_by};
 use super::rig::{PARTS, Rig, rows, same_bits};
 use super::routing::{AtOnce, MANY, ROUTINGS, group};
-use crate::args::{Add, Embed, ExpertLinear, Linear, RmsNorm, SiluMul, Weight};
+use crate::args::{Add, Embed, ExpertLinear, Group, Linear, RmsNorm, SiluMul, Weight};
 use crate::reference::encode;
 use crate::{BlockFormat, DType, Encoding, Ops, Space, Span};
 use djinn_srg::lossless_row;
@@ -422,6 +422,83 @@ pub(super) fn experts_match_the_reference<D: Ops>(rig: &mut Rig<D>) {
             same_bits(&format!("slot {slot} of {name}"), &got[slot * n..][..n], &alone[2 + first..][..n]);
         }
     });
+}
+
+/// Feed-forward blocks of experts follow one another in the same memory, with other slots each, and have the bits that they have
+/// if the host waits for every operation: no product reads slots or weights too early.
+pub(super) fn experts_follow_one_another<D: Ops>(rig: &mut Rig<D>) {
+    const ROUNDS: usize = 10;
+    let large = is_large(rig);
+    let (experts, top_k) = if large { (24, 8) } else { (5, 2) };
+    let sizes: &[[usize; 3]] =
+        if large { &[[1, 512, 256], [1, 1024, 768], [3, 768, 256]] } else { &[[1, 256, 256]] };
+    for &encoding in rig.device.info().encodings {
+        for &[rows, k, inner] in sizes {
+            let (slots, both) = (rows * top_k, 2 * inner);
+            let mut of_experts = |n: usize, k: usize| -> Vec<Matrix> {
+                (0..experts).map(|_| Matrix::random(rig, encoding, n, k)).collect()
+            };
+            let (up, down) = (of_experts(both, k), of_experts(k, inner));
+            let x = rig.random.floats(rows * k);
+            let ids: Vec<Vec<u32>> = (0..ROUNDS).map(|_| rig.random.indices(slots, experts)).collect();
+            let mut run = |waits: bool| -> Vec<Vec<f32>> {
+                let x = rig.upload(&x);
+                let ids: Vec<Span> = ids.iter().map(|ids| rig.upload(ids)).collect();
+                let [between, act, out] = [both, inner, k].map(|width| rig.blank_f32(slots * width));
+                let kept: Vec<Span> = (0..ROUNDS).map(|_| rig.blank_f32(slots * k)).collect();
+                let [up, down] = [&up, &down].map(|of| -> Vec<Weight> {
+                    of.iter().map(|matrix| matrix.upload(rig, Space::Device, 0, matrix.rows)).collect()
+                });
+                let slots_of = group(rig, ids[0], experts);
+                let products =
+                    |weights: &[Weight], [x, out]: [Span; 2], [k, n]: [usize; 2], slots_per_row: usize| {
+                        let product = |(expert, &weight): (usize, &Weight)| ExpertLinear {
+                            x,
+                            weight,
+                            order: slots_of.order,
+                            starts: slots_of.starts,
+                            out,
+                            k: k as u32,
+                            n: n as u32,
+                            out_width: n as u32,
+                            out_column: 0,
+                            expert: expert as u32,
+                            slots_per_row: slots_per_row as u32,
+                            slots: slots as u32,
+                        };
+                        weights.iter().enumerate().map(product).collect::<Vec<_>>()
+                    };
+                let (up, down) = (
+                    products(&up, [x, between], [k, both], top_k),
+                    products(&down, [act, out], [inner, k], 1),
+                );
+                let act =
+                    SiluMul { x: between, out: act, width: inner as u32, rows: slots as u32, read_by: None };
+                let (device, stream) = (&rig.device, rig.stream);
+                let wait = || if waits { device.sync(stream) } else { Ok(()) };
+                for (ids, kept) in ids.iter().zip(&kept) {
+                    let done = device
+                        .group(stream, &Group { ids: *ids, ..slots_of })
+                        .and_then(|()| wait())
+                        .and_then(|()| device.expert_linears(stream, &up))
+                        .and_then(|()| wait())
+                        .and_then(|()| device.silu_mul(stream, &act))
+                        .and_then(|()| wait())
+                        .and_then(|()| device.expert_linears(stream, &down))
+                        .and_then(|()| wait())
+                        .and_then(|()| device.copy(stream, out, *kept));
+                    done.expect("work is enqueued");
+                }
+                let found = kept.into_iter().map(|kept| rig.download(kept)).collect();
+                rig.clear();
+                found
+            };
+            let [want, got] = [true, false].map(&mut run);
+            for (round, (want, got)) in want.iter().zip(&got).enumerate() {
+                same_bits(&format!("round {round} of experts in {encoding}, {rows} rows of {k}"), got, want);
+            }
+        }
+    }
 }
 
 /// Products of several experts at once have the bits of one after another, also with tiles in several encodings.
