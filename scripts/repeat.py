@@ -4,9 +4,10 @@
     python3 scripts/repeat.py --bench target/release/djinn-bench --commit COMMIT --json results/repeat-h200.json
         [--shapes 256:15:2000,100:2:2000] [--weights lossless] [--rounds 3]
 
-Models have Llama-3.1-8B's shapes and eight different layers; weights are plain, lossless or Q4_K_M. An entry of --shapes
-has the tokens of the prompt, the tokens to generate, and the runs of one process. A deviation in any step stays in the
-cache, and so reaches the last logits. Rounds take turns between weights and shapes.
+Models have Llama-3.1-8B's shapes and eight different layers; weights are plain, lossless or Q4_K_M. "Q4_K_M experts" are those
+of a model with Qwen3-30B-A3B's shapes. An entry of --shapes has the tokens of the prompt, the tokens to generate, and the runs
+of one process. A deviation in any step stays in the cache, and so reaches the last logits. Rounds take turns between weights
+and shapes.
 """
 
 import argparse
@@ -19,8 +20,9 @@ from pathlib import Path
 
 import results
 
-MODEL = "synthetic:llama-3.1-8b?distinct=8"
-WEIGHTS = {"plain": (MODEL, "plain"), "lossless": (MODEL, "lossless"), "Q4_K_M": (f"{MODEL}&encoding=q4_k_m", "stored")}
+MODEL, EXPERTS = "synthetic:llama-3.1-8b?distinct=8", "synthetic:qwen3-30b-a3b?distinct=8"
+WEIGHTS = {"plain": (MODEL, "plain"), "lossless": (MODEL, "lossless"), "Q4_K_M": (f"{MODEL}&encoding=q4_k_m", "stored"),
+           "Q4_K_M experts": (f"{EXPERTS}&encoding=q4_k_m", "stored")}
 # Steps of one row; and prompts whose products have up to 128, up to 64 and up to 16 rows.
 SHAPES = "256:15:500,100:2:500,40:2:500,16:2:500"
 
