@@ -9,9 +9,7 @@ use crate::hooks::Pending;
 use crate::parts::Parts;
 use crate::trace::{Mark, Recorder};
 use crate::{Result, Runtime};
-use djinn_device::args::{
-    Embed, ExpertLinear, Gelu, HeadNorm, LayerNorm, Linear, RopeTable, SelectRows, SiluMul,
-};
+use djinn_device::args::{ExpertLinear, HeadNorm, LayerNorm, Linear, RopeTable, SiluMul};
 use djinn_device::{Ops, Stream};
 use djinn_srg::{Graph, KvPlan, Node, NodeId, Op, Rows};
 use djinn_vmu::{DataSegment, Fused, Launch, LoadedTile, Placement, Program, StackSegment, TextSegment};
@@ -101,11 +99,7 @@ impl<'a, D: Ops> Executor<'a, D> {
             if let Some(chunk) = launch.release {
                 self.text.streamer.release(device, compute, chunk)?;
             }
-            if let Some(group) = launch.announces {
-                let starts = self.span(graph.node(group).outputs[1]);
-                self.text.streamer.routed(device, compute, group, starts)?;
-                self.begin_experts_on_cpu(group)?;
-            }
+            launch.announces.map_or(Ok(()), |group| self.announce(group))?;
         }
         debug_assert!(self.experts.is_empty(), "{:?} were not enqueued", self.experts);
         Ok(())
@@ -137,12 +131,7 @@ impl<'a, D: Ops> Executor<'a, D> {
                 write.check();
                 self.device.rope_kv_write(self.compute, &rope, &write)?;
             }
-            (Op::Route { .. }, Op::Group { .. }) => {
-                let (route, group) = (self.route(node), self.group(id));
-                route.check();
-                group.check();
-                self.device.route_group(self.compute, &route, &group)?;
-            }
+            (Op::Route { .. }, Op::Group { .. }) => self.route_group(node, id)?,
             (Op::Linear, Op::SiluMul) => {
                 self.linear(node, launch, Some(self.silu_mul(next, launch, rows)))?;
             }
@@ -169,13 +158,8 @@ impl<'a, D: Ops> Executor<'a, D> {
         }
         match node.op {
             Op::Embed => {
-                for LoadedTile { rows: table, parts } in self.text.table(node.weights[0]) {
-                    let (first_row, table_rows) = (table.start as u32, (table.end - table.start) as u32);
-                    let (tokens, table, out) = (input(0), parts[0], output(0));
-                    enqueue!(
-                        embed,
-                        Embed { tokens, table, first_row, table_rows, width: width(), out, rows }
-                    );
+                for args in self.embed(node) {
+                    enqueue!(embed, args);
                 }
             }
             Op::RopeTable { scale } => {
@@ -196,16 +180,10 @@ impl<'a, D: Ops> Executor<'a, D> {
             Op::KvWrite { .. } => enqueue!(kv_write, self.kv_write(node, rows)),
             Op::Attention { .. } => self.attention(node, launch)?,
             Op::SiluMul => enqueue!(silu_mul, self.silu_mul(node, launch, rows)),
-            Op::Gelu { form } => {
-                let len = self.graph.value(node.outputs[0]).elements(self.rows);
-                enqueue!(gelu, Gelu { x: input(0), out: output(0), form, len })
-            }
+            Op::Gelu { form } => enqueue!(gelu, self.gelu(node, form)),
             Op::Add if self.added == Some(launch.node) => (),
             Op::Add => enqueue!(add, self.add(node)),
-            Op::SelectRows => {
-                let (x, indices, out) = (input(0), input(1), output(0));
-                enqueue!(select_rows, SelectRows { x, indices, out, width: width(), rows })
-            }
+            Op::SelectRows => enqueue!(select_rows, self.select_rows(node)),
             Op::Route { .. } => enqueue!(route, self.route(node)),
             Op::Group { .. } => enqueue!(group, self.group(id)),
             Op::ExpertLinear { .. } => self.expert_product(node, launch, rows)?,

@@ -2,8 +2,10 @@
 
 use super::Executor;
 use crate::pass::batch::{is_aligned, words};
-use djinn_device::args::{Add, Attention, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SiluMul, Weight};
-use djinn_device::{DeviceInfo, Ops, Space, Span};
+use djinn_device::args::{
+    Add, Attention, Embed, Gelu, KvPages, KvWrite, ReadBy, RmsNorm, Rope, SelectRows, SiluMul, Weight,
+};
+use djinn_device::{DeviceInfo, GeluForm, Ops, Space, Span};
 use djinn_srg::{Dim, Lifecycle, Node, Op, ValueId};
 use djinn_vmu::{Launch, LoadedTile};
 use std::mem;
@@ -35,6 +37,26 @@ impl<D: Ops> Executor<'_, D> {
     /// The rows of what a node gives: of a group and of experts' products, slots.
     pub(super) fn rows_of(&self, node: &Node) -> u32 {
         self.graph.value(node.outputs[0]).rows(self.rows) as u32
+    }
+
+    /// The look-ups in a table's tiles.
+    pub(super) fn embed(&self, node: &Node) -> impl Iterator<Item = Embed> {
+        let (tokens, out) = (self.span(node.inputs[0]), self.span(node.outputs[0]));
+        let (width, rows) = (self.width(node.outputs[0]), self.rows_of(node));
+        self.text.table(node.weights[0]).iter().map(move |LoadedTile { rows: table, parts }| {
+            let (first_row, table_rows) = (table.start as u32, (table.end - table.start) as u32);
+            Embed { tokens, table: parts[0], first_row, table_rows, width, out, rows }
+        })
+    }
+
+    pub(super) fn gelu(&self, node: &Node, form: GeluForm) -> Gelu {
+        let len = self.graph.value(node.outputs[0]).elements(self.rows);
+        Gelu { x: self.span(node.inputs[0]), out: self.span(node.outputs[0]), form, len }
+    }
+
+    pub(super) fn select_rows(&self, node: &Node) -> SelectRows {
+        let [x, indices, out] = [node.inputs[0], node.inputs[1], node.outputs[0]].map(|id| self.span(id));
+        SelectRows { x, indices, out, width: self.width(node.outputs[0]), rows: self.rows_of(node) }
     }
 
     pub(super) fn add(&self, node: &Node) -> Add {

@@ -50,6 +50,21 @@ impl<D: Ops> Executor<'_, D> {
         }
     }
 
+    /// The choice of a node, and the group of it.
+    pub(super) fn route_group(&self, node: &Node, group: NodeId) -> Result<()> {
+        let (route, group) = (self.route(node), self.group(group));
+        route.check();
+        group.check();
+        Ok(self.device.route_group(self.compute, &route, &group)?)
+    }
+
+    /// Announces that the choice which `group` lists is enqueued: to copies of experts, and to the CPU.
+    pub(super) fn announce(&mut self, group: NodeId) -> Result<()> {
+        let starts = self.span(self.graph.node(group).outputs[1]);
+        self.text.streamer.routed(self.device, self.compute, group, starts)?;
+        self.begin_experts_on_cpu(group)
+    }
+
     /// The slots of each expert that the device computes.
     pub(super) fn group(&self, id: NodeId) -> Group {
         let node = self.graph.node(id);
@@ -61,7 +76,7 @@ impl<D: Ops> Executor<'_, D> {
 
     /// Lets the CPU begin with the slots that `group` has left to it, if any. Call it once copies of experts' weights
     /// can begin.
-    pub(super) fn begin_experts_on_cpu(&self, id: NodeId) -> Result<()> {
+    fn begin_experts_on_cpu(&self, id: NodeId) -> Result<()> {
         let Some((router, exchange)) = self.text.cpu_router(id) else { return Ok(()) };
         let group = self.group(id);
         let slots = group.slots;
