@@ -124,7 +124,7 @@ class Llama:
     def bench(self, *more, runs=None, layers=None, experts=None):
         """Tests as llama-bench reports them."""
         words = [self.args.llama_bench, "-m", self.args.gguf, "-fa", "on", "-o", "json", *more]
-        words += ["-ngl", layers or self.layers, "-r", runs or self.args.runs]
+        words += ["-ngl", self.layers if layers is None else layers, "-r", runs or self.args.runs]
         words += [] if experts is None else ["--n-cpu-moe", experts]
         self.commands.append(shown(words))
         tests = json.loads(run(words))
@@ -222,8 +222,9 @@ def markdown(report):
         text += f"\nThe link gives {report['link_gbps']:.1f} GB/s.\n\n" + results.table(0, head, body)
     if report["offloaded"]:
         row = report["offloaded"]
-        how = f"{row['layers']} layers on the card" if row["layers"] else (
-            f"the experts of {row['experts_on_cpu']} layers on the host")
+        how = f"{row['layers']} layers on the card"
+        if row["layers"] is None:
+            how = f"the experts of {row['experts_on_cpu']} layers on the host"
         text += f"\nllama.cpp with {how}: {row['token_ms']:.2f} ms per token, the prompt in {row['prompt_ms']:.0f} ms, "
         text += f"{row['occupied_bytes'] / 2**30:.2f} GiB of the card.\n"
     return text

@@ -92,9 +92,7 @@ pub fn predict(graph: &Graph, plan: &MemoryPlan, work: &Work, machine: &Machine)
                 clock = clock.max(known[group.0 as usize] + seconds);
             }
             clock += seconds;
-            for node in [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten() {
-                known[node.0 as usize] = clock;
-            }
+            launch.nodes().for_each(|node| known[node.0 as usize] = clock);
             if let Some(chunk) = launch.release {
                 used[slot(chunk)] = clock;
             }
@@ -126,8 +124,7 @@ fn seconds(graph: &Graph, plan: &MemoryPlan, launch: &Launch, work: &Work, machi
     if let Some(seconds) = cpu_seconds(graph, plan, launch, work, machine) {
         return seconds;
     }
-    let nodes = [Some(launch.node), launch.fused.map(|fused| fused.node)].into_iter().flatten();
-    let whole: f64 = nodes.map(|node| machine.seconds(&machine.busy(graph, node, work))).sum();
+    let whole: f64 = launch.nodes().map(|node| machine.seconds(&machine.busy(graph, node, work))).sum();
     let share = match &placement.tiles[launch.tiles.clone()] {
         [] => 1.0,
         [first, ..] => {

@@ -44,6 +44,13 @@ pub struct Launch {
     pub joins_next: bool,
 }
 
+impl Launch {
+    /// Its node, and the one fused with it.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        [Some(self.node), self.fused.map(|fused| fused.node)].into_iter().flatten()
+    }
+}
+
 /// A product that reads what the launch before it completes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NextProduct {
@@ -128,9 +135,7 @@ impl Program {
     /// [`Detail::Apart`], all its readers come later.
     pub fn completes(&self, graph: &Graph, value: ValueId) -> Option<usize> {
         let writes = |id: NodeId| graph.node(id).outputs.contains(&value);
-        self.launches
-            .iter()
-            .rposition(|launch| writes(launch.node) || launch.fused.is_some_and(|fused| writes(fused.node)))
+        self.launches.iter().rposition(|launch| launch.nodes().any(writes))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{BatchEntry, Error, Result};
 use djinn_device::args::EditRows;
 use djinn_device::{Buffer, Device, Ops, Span, Stream};
 use djinn_srg::{Dim, Graph, NodeId, Rows, ValueId};
-use djinn_vmu::Program;
+use djinn_vmu::{Launch, Program};
 use std::ops::Range;
 
 /// Alignment of vectors and captures in host memory.
@@ -175,8 +175,7 @@ fn rows_of(graph: &Graph, of: &Intervention, layout: &Layout, entry: usize, from
 
 /// The last launch that computes a node. A product in tiles has one for each tile.
 fn launch_of(program: &Program, node: NodeId) -> usize {
-    let computes =
-        |at: &djinn_vmu::Launch| at.node == node || at.fused.is_some_and(|fused| fused.node == node);
+    let computes = |at: &Launch| at.nodes().any(|of| of == node);
     program.launches.iter().rposition(computes).expect("a program computes every node")
 }
 
